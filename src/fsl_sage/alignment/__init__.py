@@ -1,0 +1,1 @@
+"""The bounded alignment dataset, gradient matching and fidelity."""

@@ -66,6 +66,8 @@ class ImageData:
         if train[0] != channels or len(self.std) != channels:
             raise InputError(f"{self.name} has {train[0]} channels; mean and std need one value for each")
         for kind, y in (("training", self.train.y), ("test", self.test.y)):
+            if y.is_meta:  # shapes without data
+                continue
             if len(y) == 0:
                 raise InputError(f"{self.name} has no {kind} images")
             if int(y.min()) < 0 or int(y.max()) >= len(self.classes):

@@ -1,0 +1,1 @@
+"""The run directory: metrics, ledger, checkpoints, figures, trackers."""

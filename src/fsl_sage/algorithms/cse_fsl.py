@@ -1,0 +1,28 @@
+"""CSE-FSL (Mu and Shen, 2023): auxiliaries trained by the clients on their own loss."""
+
+from fsl_sage.algorithms.base import Algorithm, LocalRound
+from fsl_sage.roles.client import Client
+from fsl_sage.roles.s_server import SServer
+from fsl_sage.wire.message import Message, Smashed
+
+
+class CSEFSL(Algorithm):
+    """Clients train client part and auxiliary together; both are averaged. Nothing comes back from the S-server."""
+
+    waits = False
+    averaged = ("client", "auxiliary")
+    holds = ("client", "auxiliary")
+
+    def local_round(self, client: Client, t: int) -> LocalRound:
+        """Local steps on the auxiliary's loss; every q-th batch is uploaded for the server part to learn from."""
+        for k, batch in enumerate(client.batches(t)):
+            z = client.forward(batch)
+            if k % self.config.upload_every == 0:
+                yield Smashed(z, batch.target)
+            client.backward(z, client.auxiliary_gradient(z, batch.target))
+            client.step()
+
+    def on_upload(self, server: SServer, client: int, upload: Message) -> None:
+        """The server part learns; the upload is kept only to measure the auxiliary's fidelity."""
+        server.learn(client, upload)
+        server.remember(client, upload)

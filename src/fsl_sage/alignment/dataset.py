@@ -1,0 +1,96 @@
+"""The alignment dataset of a client: its newest uploads, bounded."""
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fsl_sage.wire.message import Message, Tensors
+
+
+class Upload(NamedTuple):
+    """One uploaded batch: smashed data, [B, *cut] each, and target."""
+
+    z: tuple[Tensor, ...]
+    target: Tensors
+
+    def __len__(self) -> int:
+        return len(self.z[0])
+
+    def last(self, count: int) -> "Upload":
+        """The last `count` samples."""
+        return Upload(tuple(x[-count:] for x in self.z), {name: x[-count:] for name, x in self.target.items()})
+
+
+class AlignmentData:
+    """The newest uploads with their batch boundaries, at most `capacity` samples; older ones are forgotten.
+
+    Uploads are held as they came, without a copy: the bound is on what is held, and what is dropped is freed.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._uploads: deque[Upload] = deque()
+
+    def __len__(self) -> int:
+        return sum(len(upload) for upload in self._uploads)
+
+    def __iter__(self) -> Iterator[Upload]:
+        return iter(self._uploads)
+
+    def add(self, smashed: Message) -> None:
+        """Keep an upload; the oldest samples make room for it."""
+        self._uploads.append(Upload(smashed.smashed, dict(smashed.target)).last(self.capacity))
+        excess = len(self) - self.capacity
+        while excess > 0:
+            oldest = self._uploads.popleft()
+            left = len(oldest) - excess
+            if left >= 2:  # BatchNorm needs two
+                self._uploads.appendleft(oldest.last(left))
+            excess -= len(oldest)
+
+    def newest(self) -> Upload:
+        """The last upload."""
+        return self._uploads[-1]
+
+    def state(self) -> Tensors:
+        """A flat dict for a checkpoint."""
+        state = {}
+        for index, upload in enumerate(self._uploads):
+            state |= {f"{index}/z/{number}": tensor for number, tensor in enumerate(upload.z)}
+            state |= {f"{index}/target/{name}": tensor for name, tensor in upload.target.items()}
+        return state
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take up where `state` left."""
+        found: dict[int, tuple[dict[int, Tensor], Tensors]] = {}
+        for path, tensor in state.items():
+            index, kind, name = path.split("/", 2)
+            z, target = found.setdefault(int(index), ({}, {}))
+            if kind == "z":
+                z[int(name)] = tensor
+            else:
+                target[name] = tensor
+        self._uploads = deque(
+            Upload(tuple(z[number] for number in sorted(z)), target) for _, (z, target) in sorted(found.items())
+        )
+
+
+def batches(uploads: Sequence[Upload], size: int | None) -> list[Upload]:
+    """The uploads as they came, or put together and cut anew into batches of `size` samples."""
+    if size is None or not uploads:
+        return list(uploads)
+    whole = Upload(
+        tuple(torch.cat(tensors) for tensors in zip(*(upload.z for upload in uploads), strict=True)),
+        {name: torch.cat([upload.target[name] for upload in uploads]) for name in uploads[0].target},
+    )
+    starts = list(range(0, len(whole), size))
+    if len(starts) > 1 and len(whole) - starts[-1] == 1:
+        starts.pop()  # a single left-over sample joins the batch before it
+    ends = [*starts[1:], len(whole)]
+    return [
+        Upload(tuple(x[a:b] for x in whole.z), {name: x[a:b] for name, x in whole.target.items()})
+        for a, b in zip(starts, ends, strict=True)
+    ]

@@ -1,0 +1,59 @@
+"""Passes through what stands behind the cut: the server part or an auxiliary, both called the head here."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fsl_sage.models.norm import batch_statistics
+from fsl_sage.tasks import Task
+
+Smash = tuple[Tensor, ...]
+"""The boundary tensors z_f of a cut, [B, *cut] each; the cut gradients z_b have the same form."""
+
+
+@dataclass(frozen=True)
+class Passes:
+    """The loss behind the cut and its gradient with respect to the smashed data."""
+
+    task: Task
+    device: torch.device
+    precision: str = "float32"
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """The precision of forward passes."""
+        if self.precision == "float32":
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+    def learn(
+        self, head: nn.Module, z: Sequence[Tensor], target: Mapping[str, Tensor], *, cut_gradient: bool = True
+    ) -> tuple[Smash, Tensor]:
+        """Training mode: the head's own weights get gradients. Returns (z_b, empty unless asked for; the loss)."""
+        leaves = _leaves(z) if cut_gradient else list(z)
+        head.train()
+        with self.autocast():
+            loss = self.task.loss(head(*leaves), target)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return tuple(leaf.grad for leaf in leaves if leaf.grad is not None), loss.detach()
+
+    def cut_gradient(
+        self, head: nn.Module, z: Sequence[Tensor], target: Mapping[str, Tensor], *, create_graph: bool = False
+    ) -> tuple[Smash, Tensor]:
+        """z_b and the loss, the head unchanged: batch statistics, running ones untouched, dropout off.
+
+        Only alignment needs the graph of the gradient (`create_graph`) to differentiate it once more.
+        """
+        leaves = _leaves(z)
+        with batch_statistics(head):
+            with self.autocast():
+                loss = self.task.loss(head(*leaves), target)
+            inputs = [leaf for leaf in leaves if leaf.requires_grad]
+            gradients = torch.autograd.grad(loss, inputs, create_graph=create_graph)
+        return gradients, loss.detach()
+
+
+def _leaves(z: Sequence[Tensor]) -> list[Tensor]:
+    return [tensor.detach().requires_grad_(tensor.is_floating_point()) for tensor in z]

@@ -1,0 +1,313 @@
+"""The configuration of a run: frozen dataclasses. A field's docstring is its help text on the command line."""
+
+import dataclasses
+import hashlib
+import json
+import math
+import tomllib
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from fsl_sage.errors import InputError
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """What the clients learn from, and how it is divided among them."""
+
+    name: str = "cifar10-mini"
+    """cifar10-mini (in the package), cifar10, cifar100, or npz:PATH."""
+    dir: Path | None = None
+    """Where data sets are kept (else $FSL_SAGE_DATA, else the user's cache directory)."""
+    partition: Literal["iid", "dirichlet", "shards"] = "iid"
+    """How the training images are divided among the clients."""
+    alpha: float = 1.0
+    """Dirichlet parameter, 0.01 to 1e4: the smaller, the more the clients' classes differ."""
+    shards_per_client: int = 2
+    """With `shards`: how many label-sorted shards each client gets."""
+    augment: bool = True
+    """Random flips and crops of the training images."""
+    train_images: int | None = None
+    """Use only this many training images, balanced over the classes."""
+    test_images: int | None = None
+    """Use only this many test images, balanced over the classes."""
+    test_fraction: float = 0.2
+    """The part of an .npz without x_test that is kept for testing."""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The model, where it is cut, and the auxiliary."""
+
+    name: str = "resnet18"
+    """resnet18 or small-cnn."""
+    cut: str | None = None
+    """The last module at the client; the model's usual cut if not given."""
+    auxiliary: str = "blocks:1"
+    """The auxiliary, made from the server part: blocks:N, linear, half, full."""
+    batch_norm: Literal["average", "local", "group"] = "average"
+    """BatchNorm statistics: averaged with the weights, kept local at each client, or GroupNorm in its place."""
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """How clients and S-server take their steps."""
+
+    name: Literal["adam", "adamw", "sgd"] = "adam"
+    """The optimizer of the clients and of the S-server."""
+    lr: float = 1e-3
+    """Learning rate of the clients, and of the S-server unless server_lr is given."""
+    server_lr: float | None = None
+    """Learning rate of the S-server, where it differs."""
+    weight_decay: float = 1e-4
+    """Weight decay."""
+    momentum: float = 0.9
+    """Momentum; for sgd only."""
+    schedule: Literal["constant", "cosine", "linear", "step", "exponential"] = "constant"
+    """Learning rate over the run's local steps, by torch's own schedulers."""
+    warmup: float = 0.0
+    """The part of the run, 0 to 1, in which the learning rate rises linearly to its value."""
+    decay: float = 0.1
+    """Factor of the learning rate: at each third of the run (step), or by the end of it (linear, exponential)."""
+
+
+@dataclass(frozen=True)
+class AlignmentConfig:
+    """How the S-server aligns the auxiliaries (fsl-sage)."""
+
+    samples: int = 512
+    """How many of a client's newest uploaded samples the alignment dataset keeps."""
+    steps: int | None = 40
+    """Optimizer steps an alignment takes; not used if passes is given."""
+    passes: int | None = None
+    """Passes over the alignment dataset instead of a number of steps."""
+    batch_size: int | None = None
+    """Samples a step; the batches as they were uploaded if not given."""
+    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
+    """The optimizer of the alignment; without weight decay."""
+    lr: float = 1e-3
+    """The learning rate of the alignment."""
+    start: Literal["previous", "server"] = "previous"
+    """Start from the previous auxiliary, or from the server's own blocks where names and shapes agree."""
+    scope: Literal["client", "pooled"] = "client"
+    """One auxiliary for each client, or one for all from their pooled uploads."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that decides a run."""
+
+    algorithm: str = "fsl-sage"
+    """fsl-sage, lazy-fsl-sage, cse-fsl, splitfed-ms, splitfed-ss or fedavg."""
+    clients: int = 5
+    """The number of clients m."""
+    rounds: int = 20
+    """The number of rounds T; the run ends earlier if a budget, target or time limit is met."""
+    batch_size: int = 32
+    """Images in a local step."""
+    local_epochs: int = 1
+    """Epochs a client takes over its own data in a round."""
+    local_steps: int | None = None
+    """A fixed number K of local steps in a round instead of epochs."""
+    upload_every: int = 5
+    """Upload smashed data at every q-th local step (fsl-sage, cse-fsl)."""
+    align_every: int = 10
+    """Align the auxiliaries every l rounds (fsl-sage)."""
+    align_until: int | None = None
+    """The last round T' that may align; required by lazy-fsl-sage."""
+    warm_start: bool = False
+    """Let the clients train the auxiliaries in round 0 as in CSE-FSL (fsl-sage)."""
+    cohort: float = 1.0
+    """The fraction of the clients that takes part in a round."""
+    weighting: Literal["examples", "uniform"] = "examples"
+    """Averages weighted by the clients' numbers of examples, or uniform."""
+    order: Literal["interleaved", "blocked", "arrival"] = "interleaved"
+    """Order in which the S-server takes uploads: step by step, client after client, or as they come (ray)."""
+    seed: int = 0
+    """The seed from which every random number is derived."""
+
+    budget_gib: float | None = None
+    """Stop after the round in which the communication (by the paper's convention) reaches this many GiB."""
+    target_accuracy: float | None = None
+    """Stop after the round that reaches this test accuracy (0 to 1)."""
+    max_seconds: float | None = None
+    """Stop after the round in which this wall time is over."""
+
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:N or mps."""
+    precision: Literal["float32", "bf16"] = "float32"
+    """bf16: forward passes under bfloat16 autocast."""
+    threads: int = 1
+    """torch threads of every worker, of the S-server and of the evaluation; part of the result's bits."""
+    workers: int | None = None
+    """Clients that train side by side (all cores if not given); never changes a number."""
+    engine: Literal["local"] = "local"
+    """What carries the messages."""
+
+    out: Path | None = None
+    """The run's directory (runs/… with the time if not given)."""
+    checkpoint_every: int = 1
+    """Write a checkpoint every N rounds."""
+    keep_checkpoint: bool = False
+    """Keep the last checkpoint, with the clients' states, when the run is finished."""
+    track: tuple[Literal["tensorboard", "mlflow"], ...] = ()
+    """Send the metrics to these trackers too (extra `track`)."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    alignment: AlignmentConfig = field(default_factory=AlignmentConfig)
+
+    def __post_init__(self) -> None:
+        for path, value, accepted, low, high in _ranges(self):
+            if value is not None and not (low <= value <= high and math.isfinite(value)):
+                raise InputError(f"{option(path)} {value:g} is not possible: give {accepted}.")
+        if self.algorithm == "lazy-fsl-sage" and self.align_until is None:
+            raise InputError("lazy-fsl-sage needs --align-until, the last round that aligns.")
+
+
+def option(path: str) -> str:
+    """A field's name on the command line: `data.train_images` is `--data.train-images`."""
+    return "--" + path.replace("_", "-")
+
+
+_ABOVE_ZERO = math.ulp(0.0)
+_WHOLE = ("a whole number from 1 up", 1, 2**62)
+_RATE = ("a number above 0", _ABOVE_ZERO, math.inf)
+_RANGES: dict[str, tuple[str, float, float]] = {
+    "clients": _WHOLE,
+    "rounds": _WHOLE,
+    "batch_size": ("a whole number from 2 up (BatchNorm needs two)", 2, 2**62),
+    "local_epochs": _WHOLE,
+    "local_steps": _WHOLE,
+    "upload_every": _WHOLE,
+    "align_every": _WHOLE,
+    "align_until": ("a round, from 0 up", 0, 2**62),
+    "cohort": ("a fraction above 0, at most 1", _ABOVE_ZERO, 1),
+    "seed": ("a whole number from 0 up", 0, 2**62),
+    "budget_gib": _RATE,
+    "target_accuracy": ("a fraction above 0, at most 1", _ABOVE_ZERO, 1),
+    "max_seconds": _RATE,
+    "threads": _WHOLE,
+    "workers": _WHOLE,
+    "checkpoint_every": _WHOLE,
+    "data.alpha": ("a number from 0.01 to 10000", 0.01, 1e4),
+    "data.shards_per_client": _WHOLE,
+    "data.train_images": _WHOLE,
+    "data.test_images": _WHOLE,
+    "data.test_fraction": ("a fraction between 0 and 1", 1e-6, 1 - 1e-6),
+    "optimizer.lr": _RATE,
+    "optimizer.server_lr": _RATE,
+    "optimizer.weight_decay": ("a number from 0 up", 0, math.inf),
+    "optimizer.momentum": ("a number from 0 to below 1", 0, 1 - 1e-9),
+    "optimizer.warmup": ("a fraction from 0 to 1", 0, 1),
+    "optimizer.decay": ("a number above 0, at most 1", _ABOVE_ZERO, 1),
+    "alignment.samples": ("a whole number from 2 up", 2, 2**62),
+    "alignment.steps": _WHOLE,
+    "alignment.passes": _WHOLE,
+    "alignment.batch_size": ("a whole number from 2 up (BatchNorm needs two)", 2, 2**62),
+    "alignment.lr": _RATE,
+}
+
+# What a run is told beside what it computes: these fields may differ between a run and the one that resumes it.
+_NO_PART_OF_THE_RESULT = ("out", "workers", "engine", "checkpoint_every", "keep_checkpoint", "track")
+
+
+def _ranges(config: Config) -> list[tuple[str, float | None, str, float, float]]:
+    rows = []
+    for path, (accepted, low, high) in _RANGES.items():
+        value: Any = config
+        for name in path.split("."):
+            value = getattr(value, name)
+        rows.append((path, value, accepted, low, high))
+    return rows
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Plain values only, fit for JSON."""
+    return json.loads(json.dumps(dataclasses.asdict(config), default=str))
+
+
+def from_dict(values: Mapping[str, Any], base: Any = None, path: str = "") -> Any:
+    """The configuration with `values` (nested, as in TOML or JSON) in the place of `base`'s; refuses unknown keys."""
+    base = Config() if base is None else base
+    hints = get_type_hints(type(base))
+    changes = {}
+    for key, value in values.items():
+        if key not in hints:
+            raise InputError(f"'{path}{key}' is not an option; there are: {', '.join(sorted(hints))}.")
+        if dataclasses.is_dataclass(hints[key]):
+            if not isinstance(value, Mapping):
+                raise InputError(f"'{path}{key}' is a group of options: write it as a table [{path}{key}].")
+            changes[key] = from_dict(value, getattr(base, key), f"{path}{key}.")
+        else:
+            changes[key] = _convert(value, hints[key], path + key)
+    return dataclasses.replace(base, **changes)
+
+
+def _convert(value: Any, hint: Any, path: str) -> Any:
+    """Check a plain value against a field's type."""
+    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    for kind in kinds:
+        if kind is type(None) and value is None:
+            return None
+        if get_origin(kind) is Literal and value in get_args(kind):
+            return value
+        if get_origin(kind) is tuple and isinstance(value, list | tuple):
+            return tuple(_convert(item, get_args(kind)[0], path) for item in value)
+        if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        if kind is int and isinstance(value, int) and not isinstance(value, bool):
+            return value
+        if kind in (str, bool) and isinstance(value, kind):
+            return value
+        if kind is Path and isinstance(value, str | Path):
+            return Path(value)
+    raise InputError(f"{option(path)} {value!r} is not possible: give {_describe(kinds)}.")
+
+
+def _describe(kinds: tuple[Any, ...]) -> str:
+    names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", Path: "a path"}
+    words = []
+    for kind in kinds:
+        if get_origin(kind) is Literal:
+            words += [str(choice) for choice in get_args(kind)]
+        elif kind is not type(None):
+            words.append(names.get(kind, "a list"))
+    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+PRESETS = Path(__file__).parent / "presets"
+
+
+def preset_names() -> list[str]:
+    """The presets that come with the package."""
+    return sorted(path.stem for path in PRESETS.glob("*.toml"))
+
+
+def load_preset(name_or_path: str | Path, base: Config | None = None) -> Config:
+    """A preset by name ("paper") or a TOML file whose keys are the configuration's fields."""
+    path = Path(name_or_path)
+    if path.suffix != ".toml":
+        path = PRESETS / f"{name_or_path}.toml"
+        if not path.exists():
+            raise InputError(f"There is no preset '{name_or_path}'; there are: {', '.join(preset_names())}.")
+    try:
+        values = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise InputError(f"There is no file {path}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise InputError(f"{path} cannot be read as TOML: {error}.") from None
+    try:
+        return from_dict(values, base)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def digest(config: Config) -> str:
+    """A fingerprint of all that decides the numbers of a run."""
+    values = {key: value for key, value in to_dict(config).items() if key not in _NO_PART_OF_THE_RESULT}
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]

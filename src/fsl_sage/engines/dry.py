@@ -1,0 +1,158 @@
+"""An engine that computes nothing: it runs the algorithm's own code on shapes, so that the ledger fills as in a run.
+
+`fsl-sage cost` is this. What an algorithm sends is thus written down once, in the algorithm.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from fsl_sage.alignment.fidelity import Fidelity
+from fsl_sage.alignment.passes import Smash
+from fsl_sage.engines.base import Delivery, Engine, Setup, advance, bill
+from fsl_sage.roles.client import Client, local_batch_sizes
+from fsl_sage.roles.f_server import Update
+from fsl_sage.roles.s_server import SServer
+from fsl_sage.roles.work import Parts, boundary
+from fsl_sage.tasks import Batch
+from fsl_sage.wire.ledger import Ledger
+from fsl_sage.wire.message import AUXILIARY, Message, Tensors
+
+
+class DryEngine(Engine):
+    """Modules and tensors on the meta device: shapes without numbers."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self._server = _DryServer(setup)
+        self._smashed: dict[int, Smash] = {}
+
+    def train(self, t: int, clients: Sequence[int], delivery: Delivery, ledger: Ledger) -> list[Update]:
+        """Every client's local round; uploads and replies are billed and their contents made up."""
+        algorithm = self.setup.algorithm
+        updates = []
+        for id in clients:
+            client = _DryClient(id, self, delivery.received)
+            local_round = algorithm.local_round(cast(Client, client), t)
+            reply: Message | None = None
+            while (upload := advance(local_round, reply)) is not None:
+                bill(ledger, t, id, "up", upload)
+                reply = algorithm.on_uploads(cast(SServer, self._server), {id: upload})[id]
+                if reply is not None:
+                    bill(ledger, t, id, "down", reply)
+            parts = algorithm.averaged_in(t)
+            settings = self.setup.settings
+            sent = {part: settings.travelling(part, self.setup.initial[part]) for part in parts}
+            updates.append(Update(id, sent, {}))
+        return updates
+
+    def smashed(self, size: int) -> Smash:
+        """The boundary tensors of a batch of `size` examples, as shapes."""
+        if size not in self._smashed:
+            batch = self.batch(size)
+            module = self.setup.modules["client"]
+            with self.setup.settings.passes.autocast():
+                z = module(**batch.inputs) if isinstance(batch.inputs, Mapping) else module(batch.inputs)
+            self._smashed[size] = tuple(tensor.detach() for tensor in boundary(z))
+        return self._smashed[size]
+
+    def batch(self, size: int) -> Batch:
+        """A batch of `size` examples, as shapes."""
+        indices = torch.zeros(size, dtype=torch.int64, device="meta")
+        return self.setup.settings.task.training_batch(indices, torch.Generator())
+
+    def share_auxiliary(self, tensors: Tensors) -> None:
+        """Sizes stay."""
+
+    def end_of_round(self, t: int) -> list[tuple[int, Message]]:
+        """The messages that a run would send."""
+        if not self.setup.algorithm.has_s_server:
+            return []
+        return list(self.setup.algorithm.end_of_round(cast(SServer, self._server), t))
+
+    def fidelity(self) -> Fidelity | None:
+        """Nothing was computed."""
+        return None
+
+    def server_loss(self) -> float | None:
+        """Nothing was computed."""
+        return None
+
+    def server_weights(self) -> Tensors | None:
+        """Nothing was computed."""
+        return None
+
+    def evaluate(self, parts: Parts) -> dict[str, float]:
+        """Nothing was computed."""
+        return {}
+
+    def local_tensors(self) -> list[Parts]:
+        """Nothing was computed."""
+        return []
+
+    def state(self) -> Tensors:
+        """A dry run is not resumed."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """A dry run is not resumed."""
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+class _DryClient:
+    """A client that answers with shapes."""
+
+    def __init__(self, id: int, engine: DryEngine, received: Parts) -> None:
+        self.id = id
+        self.received = received
+        self.extra: Tensors = {}
+        self.round = self.step_index = -1
+        self.examples = engine.setup.examples[id]
+        self._engine = engine
+
+    def batches(self, t: int) -> Iterator[Batch]:
+        self.round = t
+        sizes = local_batch_sizes(len(self.examples), self._engine.setup.settings.config)
+        for self.step_index, size in enumerate(sizes):
+            yield self._engine.batch(size)
+
+    def forward(self, batch: Batch) -> Smash:
+        return self._engine.smashed(len(next(iter(batch.target.values()))))
+
+    def auxiliary_gradient(self, z: Smash, target: Mapping[str, Tensor]) -> Smash:
+        return z
+
+    server_gradient = auxiliary_gradient
+
+    def backward(self, z: Smash, gradient: Smash) -> None: ...
+
+    def step(self) -> None: ...
+
+    def parameters(self, part: str) -> Mapping[str, Tensor]:
+        return self._engine.setup.initial[part]
+
+    def replace(self, part: str, tensors: Tensors) -> None: ...
+
+
+class _DryServer:
+    """An S-server that answers with shapes."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.alignment: dict[int, Message] = {}
+        self._auxiliary = setup.initial["auxiliary"]
+
+    def learn(self, client: int, smashed: Message, *, cut_gradient: bool = False, own_copy: bool = False) -> Smash:
+        floating = tuple(tensor for tensor in smashed.smashed if tensor.is_floating_point())
+        return floating if cut_gradient else ()
+
+    def remember(self, client: int, smashed: Message) -> None:
+        self.alignment[client] = smashed
+
+    def align(self, clients: Iterable[int]) -> Iterator[tuple[int, Message]]:
+        return ((client, Message({AUXILIARY: self._auxiliary})) for client in clients)
+
+    def average_copies(self) -> None: ...

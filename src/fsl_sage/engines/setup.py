@@ -1,0 +1,155 @@
+"""From a configuration to what an engine starts from: data and partition, model and parts, settings."""
+
+import torch
+from torch import Tensor, nn
+
+from fsl_sage.algorithms import Algorithm, make_algorithm
+from fsl_sage.config import Config, DataConfig
+from fsl_sage.data import KNOWN_SIZES, ImageData, Images, Sizes, client_sizes, load_images, partition
+from fsl_sage.engines.base import Setup
+from fsl_sage.errors import InputError
+from fsl_sage.models import MODELS, replace_batch_norm, statistics_names
+from fsl_sage.roles.client import local_batch_sizes
+from fsl_sage.roles.f_server import client_weights
+from fsl_sage.roles.replica import Slots
+from fsl_sage.roles.work import Settings, draws_in_forward
+from fsl_sage.seeding import derive, numpy_generator
+from fsl_sage.split.parts import make_parts
+from fsl_sage.tasks import Classification
+
+META = torch.device("meta")
+
+
+def make_setup(config: Config) -> Setup:
+    """Everything with its data and numbers."""
+    algorithm = make_algorithm(config)
+    check_model(config)
+    device = pick_device(config.device)
+    data = _load(config)
+    examples = divide(config, data.train.y)
+    modules = build_parts(config, data.sizes, device)
+    return _setup(config, algorithm, Classification(data, device, augment=config.data.augment), modules, examples)
+
+
+def make_dry_setup(config: Config) -> Setup:
+    """Shapes only; reads the data only where their sizes are not known."""
+    algorithm = make_algorithm(config)
+    check_model(config)
+    sizes = known_sizes(config.data) or _load(config).sizes
+    examples = [torch.empty(size, device=META) for size in client_sizes(sizes.train, config.clients)]
+    modules = build_parts(config, sizes, META)
+    return _setup(config, algorithm, Classification(_shapes(sizes), META, augment=False), modules, examples)
+
+
+def _setup(
+    config: Config, algorithm: Algorithm, task: Classification, modules: dict[str, nn.Module], examples: list[Tensor]
+) -> Setup:
+    counts = [len(indices) for indices in examples]
+    settings = Settings(
+        config,
+        task,
+        task.device,
+        steps=max(len(local_batch_sizes(count, config)) for count in counts),
+        draws=any(draws_in_forward(module) for module in modules.values()),
+        stays_local=_stays_local(config, modules),
+    )
+    initial = {part: Slots(module).tensors() for part, module in modules.items()}
+    return Setup(settings, algorithm, modules, initial, examples, client_weights(config.weighting, counts))
+
+
+def _load(config: Config) -> ImageData:
+    data = config.data
+    return load_images(
+        data.name,
+        data.dir,
+        test_fraction=data.test_fraction,
+        train_images=data.train_images,
+        test_images=data.test_images,
+        seed=config.seed,
+    )
+
+
+def known_sizes(data: DataConfig) -> Sizes | None:
+    """What can be known of a data set without reading it."""
+    sizes = KNOWN_SIZES.get(data.name)
+    if sizes is None:
+        return None
+    train = min(data.train_images or sizes.train, sizes.train)
+    return Sizes(train, min(data.test_images or sizes.test, sizes.test), sizes.classes, sizes.image)
+
+
+def _shapes(sizes: Sizes) -> ImageData:
+    """Images of the right number and shape on the meta device."""
+    train, test = (
+        Images(
+            torch.empty(count, *sizes.image, dtype=torch.uint8, device=META),
+            torch.empty(count, dtype=torch.int64, device=META),
+        )
+        for count in (sizes.train, sizes.test)
+    )
+    ones = (1.0,) * sizes.image[0]
+    return ImageData("shapes", train, test, ("",) * sizes.classes, ones, ones)
+
+
+def divide(config: Config, labels: Tensor) -> list[Tensor]:
+    """The partition of the training examples: for each client the indices of its own."""
+    rng = numpy_generator(config.seed, "partition")
+    data = config.data
+    shares = partition(
+        labels.cpu().numpy(),
+        config.clients,
+        data.partition,
+        alpha=data.alpha,
+        shards_per_client=data.shards_per_client,
+        rng=rng,
+    )
+    return [torch.as_tensor(indices, dtype=torch.int64) for indices in shares]
+
+
+def check_model(config: Config) -> None:
+    """Refuse unknown names before anything slow."""
+    if config.model.name not in MODELS:
+        raise InputError(f"--model.name {config.model.name} is not known: give one of {', '.join(MODELS)}.")
+
+
+def build_model(config: Config, sizes: Sizes, device: torch.device) -> nn.Module:
+    """The unsplit model with its initial weights."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive(config.seed, "model"))
+        # Drawn on the CPU whatever the device, so that every device starts from the same weights.
+        with torch.device(META if device == META else "cpu"):
+            model = MODELS[config.model.name](sizes.classes, sizes.image[0])
+            if config.model.batch_norm == "group":
+                replace_batch_norm(model)
+    return model
+
+
+def build_parts(config: Config, sizes: Sizes, device: torch.device) -> dict[str, nn.Module]:
+    """The model, cut in two, and the auxiliary."""
+    model = build_model(config, sizes, device)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive(config.seed, "auxiliary"))
+        parts = make_parts(
+            model, config.model, torch.zeros(2, *sizes.image, device="meta" if device == META else "cpu")
+        )
+    return {part: module.to(device) for part, module in parts.items()}
+
+
+def _stays_local(config: Config, modules: dict[str, nn.Module]) -> dict[str, frozenset[str]]:
+    if config.model.batch_norm != "local":
+        return {}
+    return {part: frozenset(statistics_names(module)) for part, module in modules.items()}
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto`: a GPU where there is one."""
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if name == "auto":
+        name = next(kind for kind in ("cuda", "mps", "cpu") if available[kind])
+    if not available.get(name.split(":")[0], False):
+        have = ", ".join(["auto", *(kind for kind, there in available.items() if there)])
+        raise InputError(f"--device {name} is not available here: give one of {have}.")
+    try:
+        return torch.device(name)
+    except RuntimeError:
+        raise InputError(f"--device {name} is not possible: give auto, cpu, cuda, cuda:N or mps.") from None

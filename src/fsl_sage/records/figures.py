@@ -1,0 +1,66 @@
+"""The two figures of every run: accuracy against communication, and who holds which classes."""
+
+from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+
+from fsl_sage.records.files import write_bytes
+from fsl_sage.wire.ledger import GIB
+
+# One colour for each algorithm in every figure: Okabe and Ito's palette, which colour-blind people can tell apart.
+COLOURS = {
+    "fsl-sage": "#0072B2",
+    "lazy-fsl-sage": "#56B4E9",
+    "cse-fsl": "#D55E00",
+    "splitfed-ms": "#009E73",
+    "splitfed-ss": "#CC79A7",
+    "fedavg": "#E69F00",
+}
+OTHER = "#555555"
+
+
+def accuracy_figure(path: Path, metrics: Sequence[dict[str, Any]], algorithm: str) -> None:
+    """Test accuracy against GiB moved, with the rounds that aligned marked."""
+    figure = Figure(figsize=(6.4, 4), layout="constrained")
+    axes = figure.subplots()
+    colour = COLOURS.get(algorithm, OTHER)
+    gib = [line["bytes_paper"] / GIB for line in metrics]
+    accuracy = [100 * line["test_accuracy"] for line in metrics]
+    axes.plot(gib, accuracy, color=colour, marker="o", markersize=3, label=algorithm)
+    aligned = [place for place, line in enumerate(metrics) if line["aligned"]]
+    if aligned:
+        points = ([gib[place] for place in aligned], [accuracy[place] for place in aligned])
+        axes.plot(*points, "D", color=colour, markerfacecolor="white", markersize=7, label="round that aligns")
+    axes.set(xlabel="communication, GiB (the paper's convention)", ylabel="test accuracy, %")
+    axes.set_xlim(left=0)
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, loc="lower right")
+    _save(figure, path)
+
+
+def classes_figure(path: Path, counts: np.ndarray, classes: Sequence[str]) -> None:
+    """The class-label distribution: a bar for each client, a colour for each class. `counts` is [clients, classes]."""
+    clients = len(counts)
+    figure = Figure(figsize=(7, min(12.0, 1.2 + 0.32 * clients)), layout="constrained")
+    axes = figure.subplots()
+    shades = colormaps["tab20"](np.linspace(0, 1, 20))
+    left = np.zeros(clients)
+    for label, name in enumerate(classes):
+        axes.barh(np.arange(clients), counts[:, label], left=left, color=shades[label % 20], label=name, height=0.8)
+        left += counts[:, label]
+    axes.set(xlabel="training images", ylabel="client", ylim=(clients - 0.4, -0.6))
+    axes.yaxis.get_major_locator().set_params(integer=True)
+    if len(classes) <= 20:
+        figure.legend(loc="outside right upper", frameon=False, fontsize="small", title="class")
+    _save(figure, path)
+
+
+def _save(figure: Figure, path: Path) -> None:
+    image = BytesIO()
+    figure.savefig(image, format="png", dpi=150)
+    write_bytes(path, image.getvalue())

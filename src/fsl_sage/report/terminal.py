@@ -1,0 +1,166 @@
+"""What a person sees in the terminal: the live display of a run, its summary, and the table of costs."""
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from fsl_sage.config import Config
+from fsl_sage.records.trackers import Tracker
+from fsl_sage.wire.ledger import GIB
+
+SHOWN = 12
+"""Rounds that the live table shows; earlier ones scroll away."""
+
+
+class Display(Tracker):
+    """A live table in a terminal; one line a round where the output goes to a file or a pipe."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._rows: list[list[str]] = []
+        self._live: Live | None = None
+        self.directory: Path | None = None
+
+    def start(self, config: Config, directory: Path, done: list[dict[str, Any]]) -> None:
+        """Say what runs, and put up the table."""
+        self._config = config
+        self.directory = directory
+        again = f", going on after {len(done)} rounds" if done else ""
+        self.console.print(
+            f"[bold]{config.algorithm}[/] · {config.model.name} on {config.data.name} ({config.data.partition}) · "
+            f"{config.clients} clients, batch {config.batch_size} · up to {config.rounds} rounds{again}"
+        )
+        self.console.print(f"files in [bold]{directory}[/]", highlight=False)
+        self._rows = [_row(line) for line in done[-SHOWN:]]
+        if self.console.is_terminal:
+            self._bar = Progress(
+                SpinnerColumn(),
+                TextColumn("round {task.completed}/{task.total}"),
+                BarColumn(bar_width=None),
+                TimeElapsedColumn(),
+                TextColumn("left: {task.fields[left]}"),
+                console=self.console,
+            )
+            self._task = self._bar.add_task("rounds", total=config.rounds, completed=len(done), left="…")
+            self._live = Live(self._view(), console=self.console, refresh_per_second=4)
+            self._live.start()
+
+    def round(self, metrics: dict[str, Any]) -> None:
+        """One more row."""
+        self._rows.append(_row(metrics))
+        if self._live is None:
+            names = ("accuracy", "loss", "GiB", "fidelity", "time")
+            values = "  ".join(f"{name} {value}" for name, value in zip(names, self._rows[-1][1:], strict=True))
+            self.console.print(f"round {metrics['round'] + 1}/{self._config.rounds}  {values}", highlight=False)
+            return
+        left = time_left(self._config, metrics)
+        self._bar.update(self._task, completed=metrics["round"] + 1, left=_duration(left))
+        self._live.update(self._view())
+
+    def finish(self, result: dict[str, Any]) -> None:
+        """Leave the last state on the screen."""
+        self.stop()
+
+    def stop(self) -> None:
+        """Take the live part down, whatever happened."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _view(self) -> Group:
+        table = Table(box=None, padding=(0, 2), header_style="bold")
+        for name in ("round", "test accuracy", "test loss", "GiB moved", "fidelity (cosine)", "time"):
+            table.add_column(name, justify="right")
+        for row in self._rows[-SHOWN:]:
+            table.add_row(*row)
+        return Group(table, self._bar)
+
+
+def _row(metrics: dict[str, Any]) -> list[str]:
+    before, after = metrics["fidelity_cosine"], metrics["fidelity_cosine_aligned"]
+    fidelity = "-" if before is None else f"{before:.2f}" + ("" if after is None else f" → {after:.2f}")
+    return [
+        str(metrics["round"] + 1),
+        f"{metrics['test_accuracy']:.1%}",
+        f"{metrics['test_loss']:.3f}",
+        f"{metrics['bytes_paper'] / GIB:.3f}",
+        fidelity,
+        f"{metrics['seconds']:.1f} s",
+    ]
+
+
+def time_left(config: Config, metrics: dict[str, Any]) -> float:
+    """Seconds until the first stop rule that can be foreseen, at the pace so far."""
+    done, elapsed = metrics["round"] + 1, metrics["elapsed_seconds"]
+    ends = [config.rounds / done]
+    if config.budget_gib is not None:
+        ends.append(config.budget_gib * GIB / metrics["bytes_paper"])
+    left = (min(ends) - 1) * elapsed
+    return max(0.0, min(left, config.max_seconds - elapsed) if config.max_seconds is not None else left)
+
+
+def _duration(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))
+
+
+def print_summary(console: Console, directory: Path, config: Config, result: dict[str, Any]) -> None:
+    """How the run ended and where its files are."""
+    table = Table(title="Result", title_justify="left", show_header=False, box=None, padding=(0, 2))
+    table.add_row("algorithm", config.algorithm)
+    table.add_row("ended", result["stopped"])
+    table.add_row("best accuracy", f"{result['best_accuracy']:.2%} (round {result['best_round'] + 1})")
+    table.add_row("final accuracy", f"{result['final_accuracy']:.2%}, loss {result['final_loss']:.3f}")
+    table.add_row(
+        "moved", f"{gib(result['bytes_paper'])} by the paper's convention, {gib(result['bytes_total'])} in all"
+    )
+    table.add_row("time", _duration(result["elapsed_seconds"]))
+    table.add_row("model", str(directory / "model.safetensors"))
+    table.add_row("metrics, ledger", f"{directory / 'metrics.jsonl'}, {directory / 'ledger.csv'}")
+    table.add_row("figure", str(directory / "accuracy.png"))
+    console.print()
+    console.print(table, soft_wrap=True)
+
+
+def gib(amount: int) -> str:
+    """Bytes for people."""
+    return f"{amount / GIB:.3f} GiB"
+
+
+def print_costs(console: Console, costs: dict[str, dict[str, Any]], config: Config) -> None:
+    """Bytes of a round by algorithm, kind and direction."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("algorithm", style="bold")
+    table.add_column("kind")
+    table.add_column("up", justify="right")
+    table.add_column("down", justify="right")
+    for name, row in costs.items():
+        _add_cost(table, name, row["by_kind"], row["bytes_paper"], row["bytes_total"])
+        if "by_kind_aligning" in row:
+            aligning = row["by_kind_aligning"], row["bytes_paper_aligning"], row["bytes_total_aligning"]
+            _add_cost(table, "  when it aligns", *aligning)
+    console.print(
+        f"Bytes of a round: {config.model.name} on {config.data.name}, {config.clients} clients, "
+        f"batch {config.batch_size}, uploads every {config.upload_every} steps.",
+        highlight=False,
+    )
+    console.print(table)
+    once = max(row["bytes_first_download"] for row in costs.values())
+    console.print(
+        "By the paper's convention labels and the first download are left out; the latter, once for all clients, "
+        f"is {once:,} bytes at most.",
+        highlight=False,
+    )
+
+
+def _add_cost(table: Table, name: str, by_kind: dict[str, Any], paper: int, total: int) -> None:
+    for kind, ways in by_kind.items():
+        table.add_row(name, kind, *(f"{ways[way]:,}" if ways[way] else "" for way in ("up", "down")))
+        name = ""
+    table.add_row("", "[bold]paper's convention", "", f"[bold]{paper:,}")
+    table.add_row("", "everything", "", f"{total:,}", end_section=True)

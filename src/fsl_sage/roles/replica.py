@@ -1,0 +1,106 @@
+"""Weights that take turns in a shared module.
+
+The module that computes is shared by all clients of a worker (a thousand clients must not mean a thousand modules). A
+`Replica` is one set of weights for it, with its own optimizer. It goes in by reference: the module's slots are pointed
+at the replica's own Parameter objects, so that a graph recorded with one replica stays valid while another one is in.
+"""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from fsl_sage.wire.message import Tensors
+
+MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
+
+class Slots:
+    """The places of a module where weights that are trained, and buffers, go in. Frozen weights stay where they are."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.installed: Replica | None = None
+        self.trainable: set[str] = set()
+        self._places: dict[str, list[tuple[dict[str, Tensor | None], str]]] = {}
+        first_name: dict[int, str] = {}  # a tied weight has one name and several places
+        for prefix, owner in module.named_modules():
+            for key, parameter in owner._parameters.items():
+                if parameter is not None and parameter.requires_grad:
+                    name = first_name.setdefault(id(parameter), _join(prefix, key))
+                    self.trainable.add(name)
+                    self._places.setdefault(name, []).append((owner._parameters, key))  # type: ignore[arg-type]
+            for key, buffer in owner._buffers.items():
+                if buffer is not None and key not in owner._non_persistent_buffers_set:
+                    self._places.setdefault(_join(prefix, key), []).append((owner._buffers, key))
+
+    def tensors(self) -> Tensors:
+        """What the module holds now, by name: what a replica would bring, and what travels."""
+        return {name: places[0][0][places[0][1]].detach() for name, places in self._places.items()}  # type: ignore[union-attr]
+
+    def put(self, tensors: Mapping[str, Tensor]) -> None:
+        """Point the module's places at these tensors."""
+        for name, places in self._places.items():
+            tensor = tensors[name]
+            for owner, key in places:
+                owner[key] = tensor
+
+
+def _join(prefix: str, key: str) -> str:
+    return f"{prefix}.{key}" if prefix else key
+
+
+class Replica:
+    """One set of weights for a shared module, and the optimizer that trains it (none if it is frozen)."""
+
+    def __init__(self, slots: Slots, tensors: Mapping[str, Tensor], make_optimizer: MakeOptimizer | None) -> None:
+        self.slots = slots
+        self.tensors: Tensors = {}
+        for name, tensor in tensors.items():
+            # What is trained is a copy, for the weights that came down are shared with the other clients.
+            own = tensor.detach().clone() if make_optimizer else tensor.detach()
+            is_parameter = name in slots.trainable
+            self.tensors[name] = nn.Parameter(own, requires_grad=make_optimizer is not None) if is_parameter else own
+        self.optimizer = make_optimizer(list(self.parameters().values())) if make_optimizer else None
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The weights that are trained, by name."""
+        return {name: tensor for name, tensor in self.tensors.items() if isinstance(tensor, nn.Parameter)}
+
+    def weights(self) -> Tensors:
+        """Weights and buffers as plain tensors, not copied."""
+        return {name: tensor.detach() for name, tensor in self.tensors.items()}
+
+    def module(self) -> nn.Module:
+        """The shared module with these weights in it."""
+        if self.slots.installed is not self:
+            self.slots.put(self.tensors)
+            self.slots.installed = self
+        return self.slots.module
+
+    def step(self, lr: float) -> None:
+        """One optimizer step with the gradients at hand, then forget them."""
+        assert self.optimizer is not None
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def optimizer_state(self) -> Tensors:
+        """The optimizer's state as a flat dict "weight's name/entry"."""
+        if self.optimizer is None:
+            return {}
+        return {
+            f"{name}/{entry}": value
+            for name, parameter in self.parameters().items()
+            for entry, value in self.optimizer.state.get(parameter, {}).items()
+            if isinstance(value, Tensor)
+        }
+
+    def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take up the state by reference."""
+        parameters = self.parameters()
+        for path, value in state.items():
+            assert self.optimizer is not None
+            name, entry = path.rsplit("/", 1)
+            self.optimizer.state[parameters[name]][entry] = value

@@ -1,0 +1,89 @@
+"""What clients and S-server share when they compute: the settings and a worker's modules."""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from fsl_sage.alignment.passes import Passes, Smash
+from fsl_sage.config import Config
+from fsl_sage.roles.optimizers import Schedule, optimizer_maker
+from fsl_sage.roles.replica import MakeOptimizer, Slots
+from fsl_sage.seeding import derive
+from fsl_sage.tasks import Task
+from fsl_sage.wire.message import Tensors
+
+Parts = Mapping[str, Tensors]
+"""Weights by part of the model: "client", "server", "auxiliary"."""
+
+
+class Workbench:
+    """One copy of the modules by part ("client", "server", "auxiliary"), for one worker."""
+
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+        self.slots = {part: Slots(copy.deepcopy(module)) for part, module in modules.items()}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a role needs to know to take its steps."""
+
+    config: Config
+    task: Task
+    device: torch.device
+    steps: int
+    """Local steps K of a round (of the client with the most)."""
+    draws: bool = False
+    """Whether the model draws random numbers in its forward pass (dropout)."""
+    stays_local: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """By part, the names that never travel: BatchNorm statistics where the policy is `local`."""
+
+    @property
+    def passes(self) -> Passes:
+        """Passes through what stands behind the cut."""
+        return Passes(self.task, self.device, self.config.precision)
+
+    @property
+    def make_optimizer(self) -> MakeOptimizer:
+        """The optimizer of clients and S-server."""
+        return optimizer_maker(self.config.optimizer)
+
+    def client_schedule(self) -> Schedule:
+        """The clients' learning rate."""
+        return Schedule(self.config.optimizer, self.config.optimizer.lr, self.config.rounds, self.steps)
+
+    def server_schedule(self) -> Schedule:
+        """The S-server's learning rate."""
+        optimizer = self.config.optimizer
+        lr = optimizer.lr if optimizer.server_lr is None else optimizer.server_lr
+        return Schedule(optimizer, lr, self.config.rounds, self.steps)
+
+    def seed_forward(self, purpose: str, client: int, t: int, step: int) -> None:
+        """Give a forward pass that draws its own random numbers."""
+        if self.draws:
+            torch.manual_seed(derive(self.config.seed, purpose, client, t, step))
+
+    def travelling(self, part: str, tensors: Tensors) -> Tensors:
+        """What of a part goes over the wire when it is averaged."""
+        local = self.stays_local.get(part, frozenset())
+        return {name: tensor for name, tensor in tensors.items() if name not in local}
+
+
+def draws_in_forward(module: nn.Module) -> bool:
+    """Whether a forward pass in training draws random numbers."""
+    dropouts = (nn.modules.dropout._DropoutNd, nn.AlphaDropout, nn.FeatureAlphaDropout)
+    rates = ("dropout", "attention_dropout", "attn_pdrop", "drop_prob")
+    return any(
+        (isinstance(m, dropouts) and m.p > 0) or any(isinstance(r := getattr(m, n, 0), float) and r > 0 for n in rates)
+        for m in module.modules()
+    )
+
+
+def boundary(output: Any) -> Smash:
+    """The client part's output as a tuple of tensors."""
+    if isinstance(output, torch.Tensor):
+        return (output,)
+    return tuple(getattr(output, "tensors", output))

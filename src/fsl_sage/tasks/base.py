@@ -1,0 +1,53 @@
+"""What a task decides: what a batch, its target, the loss and the metrics are.
+
+Algorithms, alignment and wire see a target only as named arrays and a loss only as a number, so another task (language
+modelling, say) comes in without touching them.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One mini-batch: what the model takes (a tensor or keyword inputs) and what the loss needs beside its output."""
+
+    inputs: Any
+    target: dict[str, Tensor]
+
+
+class Task(ABC):
+    """The examples of all clients together with the meaning of a batch; clients refer to examples by index."""
+
+    @abstractmethod
+    def training_batch(self, indices: Tensor, generator: torch.Generator) -> Batch:
+        """The training examples at `indices`, augmented by random numbers of `generator` alone."""
+
+    @abstractmethod
+    def test_batches(self) -> int:
+        """The number of batches of the test set; their boundaries never change."""
+
+    @abstractmethod
+    def test_batch(self, index: int) -> Batch:
+        """One batch of the test set."""
+
+    @abstractmethod
+    def loss(self, output: Any, target: Mapping[str, Tensor]) -> Tensor:
+        """The mean loss over the batch's loss terms: what training differentiates."""
+
+    @abstractmethod
+    def terms(self, target: Mapping[str, Tensor]) -> int:
+        """How many loss terms (samples, or tokens) the mean of `loss` is taken over."""
+
+    @abstractmethod
+    def score(self, output: Any, target: Mapping[str, Tensor]) -> dict[str, float]:
+        """Sums over a test batch that `summarise` turns into metrics."""
+
+    @abstractmethod
+    def summarise(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """The metrics of the whole test set from the sums of its batches, `test_loss` and `test_accuracy` among them."""

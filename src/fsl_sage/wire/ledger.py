@@ -1,0 +1,69 @@
+"""The ledger: every byte that crosses, by round, client, direction and kind."""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+from fsl_sage.wire.message import FIRST_DOWNLOAD, LABELS
+
+Direction = Literal["up", "down"]
+GIB = 2**30
+
+# The paper counts activations, cut gradients and model transfers (buffers included), but neither labels nor the first
+# broadcast.
+NOT_IN_PAPER = frozenset({LABELS, FIRST_DOWNLOAD})
+
+BEFORE = -1
+"""The "round" of the first download, which precedes round 0."""
+
+
+class Entry(NamedTuple):
+    """One line of the ledger."""
+
+    round: int
+    client: int
+    direction: Direction
+    kind: str
+    bytes: int
+
+
+class Ledger:
+    """Adds up what is billed; one entry for each (round, client, direction, kind)."""
+
+    def __init__(self) -> None:
+        self._rounds: dict[int, Counter[tuple[int, Direction, str]]] = {}
+        self.total = 0
+        self.paper = 0
+
+    def bill(self, round: int, client: int, direction: Direction, kind: str, amount: int) -> None:
+        """Book `amount` bytes."""
+        if amount:
+            self._rounds.setdefault(round, Counter())[client, direction, kind] += amount
+            self.total += amount
+            self.paper += amount * (kind not in NOT_IN_PAPER)
+
+    def load(self, entries: Iterable[Entry]) -> None:
+        """Book entries that were written down before."""
+        for entry in entries:
+            self.bill(*entry)
+
+    def entries(self, round: int) -> list[Entry]:
+        """A round's entries, in order of client, direction and kind."""
+        return [Entry(round, *key, amount) for key, amount in sorted(self._rounds.get(round, Counter()).items())]
+
+    def written_in(self, round: int) -> list[Entry]:
+        """What a round adds to the books; what precedes round 0 is written with it."""
+        return (self.entries(BEFORE) if round == 0 else []) + self.entries(round)
+
+    def by_kind(self, round: int) -> dict[str, dict[str, int]]:
+        """A round's bytes by kind and direction."""
+        table: dict[str, dict[str, int]] = {}
+        for entry in self.entries(round):
+            table.setdefault(entry.kind, {"up": 0, "down": 0})[entry.direction] += entry.bytes
+        return table
+
+
+def totals(by_kind: dict[str, dict[str, int]]) -> tuple[int, int]:
+    """(everything, the paper's convention) of a table by kind."""
+    sums = {kind: sum(directions.values()) for kind, directions in by_kind.items()}
+    return sum(sums.values()), sum(amount for kind, amount in sums.items() if kind not in NOT_IN_PAPER)

@@ -1,0 +1,64 @@
+"""What crosses between the roles: named arrays by kind, and plain values."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+Tensors = dict[str, Tensor]
+"""Named tensors: a model part, an optimizer's state, a batch's target."""
+
+# The kinds under which the ledger books what a message carries.
+CLIENT_MODEL = "client model"
+FULL_MODEL = "full model"
+AUXILIARY = "auxiliary"
+ACTIVATIONS = "activations"
+LABELS = "labels"
+CUT_GRADIENTS = "cut gradients"
+FIRST_DOWNLOAD = "first download"
+
+
+def nbytes(tensors: Mapping[str, Tensor]) -> int:
+    """Bytes of the arrays themselves, the payload, without any framing."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+@dataclass(frozen=True)
+class Message:
+    """Arrays by kind (`parts[kind][name]`) and plain values; engines carry it without knowing what it means."""
+
+    parts: Mapping[str, Mapping[str, Tensor]]
+    values: Mapping[str, int | float | str | bool] = field(default_factory=dict)
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes by kind."""
+        return {kind: nbytes(tensors) for kind, tensors in self.parts.items()}
+
+    @property
+    def smashed(self) -> tuple[Tensor, ...]:
+        """The cut-layer activations z_f, one tensor [B, *cut] for each boundary of the cut."""
+        return tuple(self.parts[ACTIVATIONS].values())
+
+    @property
+    def target(self) -> Mapping[str, Tensor]:
+        """What the loss needs beside the output: labels y, and whatever else the task names."""
+        return self.parts[LABELS]
+
+    @property
+    def cut_gradients(self) -> tuple[Tensor, ...]:
+        """The gradients z_b of the loss with respect to each boundary tensor."""
+        return tuple(self.parts[CUT_GRADIENTS].values())
+
+
+def _numbered(tensors: Sequence[Tensor]) -> Tensors:
+    return {str(index): tensor.detach() for index, tensor in enumerate(tensors)}
+
+
+def Smashed(z: Sequence[Tensor], target: Mapping[str, Tensor]) -> Message:  # noqa: N802
+    """The upload (z_f, y) of Algorithm 1, line 11."""
+    return Message({ACTIVATIONS: _numbered(z), LABELS: dict(target)})
+
+
+def CutGradients(gradients: Sequence[Tensor]) -> Message:  # noqa: N802
+    """The S-server's answer to a client that waits: z_b."""
+    return Message({CUT_GRADIENTS: _numbered(gradients)})
