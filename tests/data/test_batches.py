@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsl_sage.data import augment, batch_indices, batch_sizes, normalise
@@ -12,6 +12,7 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
+@settings(deadline=None)
 @given(st.integers(2, 5000), st.integers(2, 300))
 def test_batches_cover_an_epoch_and_none_is_single(examples, batch_size):
     sizes = batch_sizes(examples, batch_size)
@@ -29,6 +30,7 @@ def test_the_last_batch(examples, batch_size, sizes):
     assert batch_sizes(examples, batch_size) == sizes
 
 
+@settings(deadline=None)
 @given(st.integers(2, 400), st.integers(2, 50), st.integers(0, 1000))
 def test_indices_are_a_permutation_cut_by_the_sizes(examples, batch_size, seed):
     batches = batch_indices(examples, batch_size, generator(seed))

@@ -17,6 +17,7 @@ def proportions(labels: np.ndarray, parts: list[np.ndarray]) -> np.ndarray:
     return counts / counts.sum(axis=1, keepdims=True)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 300), st.integers(0, 3000))
 def test_client_sizes_are_equal_up_to_one(clients, extra):
     sizes = client_sizes(2 * clients + extra, clients)
@@ -25,7 +26,7 @@ def test_client_sizes_are_equal_up_to_one(clients, extra):
     assert sizes == sorted(sizes, reverse=True)
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(
     labels=st.lists(st.integers(0, 12), min_size=2, max_size=120).map(np.array),
     share=st.floats(0, 1),
@@ -95,6 +96,12 @@ def test_shards_are_runs_of_the_sorted_labels():
     # Ten shards of one class each: every client has two classes, or one if it got both.
     for part in parts:
         assert set(np.bincount(labels[part], minlength=10)) <= {0, 100, 200}
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 7])
+def test_sizes_are_exact_when_shards_do_not_divide_them(shards):
+    parts = partition(np.arange(187) % 10, 10, "shards", shards_per_client=shards, rng=rng())
+    assert [len(part) for part in parts] == client_sizes(187, 10)
 
 
 def test_a_shard_count_of_one_cuts_the_sorted_images_once():

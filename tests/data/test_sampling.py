@@ -1,5 +1,5 @@
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsl_sage.data.sampling import balanced_indices, stratified_indices
@@ -9,6 +9,7 @@ labels_and_count = st.lists(st.integers(0, 6), min_size=2, max_size=60).flatmap(
 )
 
 
+@settings(deadline=None)
 @given(labels_and_count)
 def test_balanced_takes_equally_many_as_far_as_there_are(case):
     labels, count = case
@@ -19,6 +20,7 @@ def test_balanced_takes_equally_many_as_far_as_there_are(case):
     assert all(taken[c] >= taken.max() - 1 for c in range(len(supply)) if taken[c] < supply[c])
 
 
+@settings(deadline=None)
 @given(labels_and_count)
 def test_stratified_is_proportional_to_within_one(case):
     labels, count = case

@@ -46,6 +46,9 @@ def test_the_mini_set_is_balanced_and_looks_like_cifar10():
     x = data.train.x.double()
     for axis in (2, 3):
         assert x.diff(dim=axis).abs().mean() < 20
+    # The first image of CIFAR-10, a frog: the red values where it begins.
+    assert data.train.y[0] == 6
+    assert data.train.x[0, 0, 0, :5].tolist() == [59, 43, 50, 68, 98]
     assert len({image.numpy().tobytes() for image in torch.cat([data.train.x, data.test.x])}) == 6000
 
 
@@ -147,7 +150,20 @@ def test_a_pickle_that_would_run_code_is_refused_and_does_not_run(tmp_path, smal
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("raw", [b"", b"garbage", b"\x80\x02}q\x00.", pickled([1, 2]), pickled({"data": "x"})])
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"garbage",
+        b"\x80\x02}q\x00.",
+        pickled([1, 2]),
+        pickled({"data": "x", "labels": [1]}),
+        pickled({"data": np.zeros((40, 3072), np.uint8), "labels": [1] * 39}),
+        pickled({"data": np.zeros((40, 3072), np.float32), "labels": [1] * 40}),
+        pickled({"data": np.zeros((40, 3071), np.uint8), "labels": [1] * 40}),
+        pickled({"data": np.zeros((40, 3072), np.uint8), "labels": ["cat"] * 40}),
+    ],
+)
 def test_damaged_batches_are_refused(tmp_path, small_cifar10, raw):
     small_cifar10.write_folder(tmp_path)
     (tmp_path / "data_batch_3").write_bytes(raw)
