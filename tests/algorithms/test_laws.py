@@ -1,0 +1,134 @@
+"""The equalities by which the algorithms are known to be right."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from fsl_sage.config import Config
+from fsl_sage.data import batch_indices
+from fsl_sage.engines.setup import build_model, make_setup
+from fsl_sage.experiment import run
+from fsl_sage.records.files import load_tensors
+from fsl_sage.seeding import generator
+
+
+def final_weights(config: Config) -> dict[str, torch.Tensor]:
+    return load_tensors(run(config).model_file)[0]
+
+
+def centralised(config: Config) -> dict[str, torch.Tensor]:
+    """Plain training of the unsplit model on the one client's batches: no role, no cut, one optimizer."""
+    setup = make_setup(config)
+    task, examples = setup.settings.task, setup.examples[0]
+    model = build_model(config, task.data.sizes, torch.device("cpu")).train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, weight_decay=1e-4, fused=True)
+    for t in range(config.rounds):
+        order = batch_indices(len(examples), config.batch_size, generator(config.seed, "order", 0, t, 0))
+        for step, indices in enumerate(order):
+            batch = task.training_batch(examples[indices], generator(config.seed, "augment", 0, t, step))
+            optimizer.zero_grad()
+            F.cross_entropy(model(batch.inputs), batch.target["labels"]).backward()
+            optimizer.step()
+    return model.state_dict()
+
+
+def assert_same(a, b):
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+
+
+@pytest.mark.parametrize("algorithm", ["splitfed-ss", "splitfed-ms", "fedavg"])
+@pytest.mark.parametrize("model", ["small-cnn", "resnet18"])
+def test_one_client_is_centralised_training_bit_for_bit(tiny, algorithm, model):
+    images = 150 if model == "small-cnn" else 34
+    config = tiny(algorithm=algorithm, clients=1, data={"train_images": images}, model={"name": model})
+    assert_same(final_weights(config), centralised(config))
+
+
+@pytest.mark.parametrize("algorithm", ["splitfed-ms", "fedavg"])
+def test_one_full_batch_sgd_step_is_a_step_with_the_averaged_gradient(tiny, algorithm):
+    config = tiny(
+        algorithm=algorithm,
+        rounds=1,
+        batch_size=100,
+        data={"augment": False},
+        model={"batch_norm": "group"},
+        optimizer={"name": "sgd", "lr": 0.1, "weight_decay": 0.0, "momentum": 0.0},
+    )
+    setup = make_setup(config)
+    task = setup.settings.task
+    model = build_model(config, task.data.sizes, torch.device("cpu"))
+    # The clients have equally many examples, so the mean of their gradients is the gradient over all examples.
+    batch = task.training_batch(torch.arange(150), torch.Generator())
+    F.cross_entropy(model(batch.inputs), batch.target["labels"]).backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= 0.1 * parameter.grad
+    weights = final_weights(config)
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(weights[name], tensor, rtol=1e-4, atol=1e-6)
+
+
+def test_splitfed_ms_is_fedavg_with_other_traffic(tiny):
+    """Every client has its own server-side model in both; where it stands changes no number."""
+    assert_same(*(final_weights(tiny(algorithm=name)) for name in ("splitfed-ms", "fedavg")))
+
+
+def test_lazy_is_fsl_sage_that_stops_aligning(tiny):
+    lazy = run(tiny(algorithm="lazy-fsl-sage", align_until=0, rounds=3))
+    assert [line["aligned"] for line in lazy.metrics] == [True, False, False]
+    full = run(tiny(rounds=3))
+    assert [line["aligned"] for line in full.metrics] == [True, True, True]
+    same = ("test_loss", "fidelity_cosine", "fidelity_cosine_aligned")
+    assert [lazy.metrics[0][name] for name in same] == [full.metrics[0][name] for name in same]
+
+
+def test_alignment_raises_fidelity(tiny):
+    result = run(tiny(alignment={"steps": 60}, batch_size=32, upload_every=1))
+    first = result.metrics[0]
+    assert first["fidelity_cosine_aligned"] > first["fidelity_cosine"] + 0.3
+    assert first["fidelity_nmse_aligned"] < first["fidelity_nmse"]
+
+
+def test_full_auxiliary_with_the_servers_weights_has_fidelity_one(tiny):
+    """Started from the server's own weights an auxiliary of its architecture has nothing to learn."""
+    config = tiny(model={"auxiliary": "full"}, alignment={"start": "server", "steps": 1, "lr": 1e-12})
+    first = run(config).metrics[0]
+    assert first["fidelity_cosine_aligned"] == pytest.approx(1.0, abs=1e-6)
+    assert first["fidelity_nmse_aligned"] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_with_the_servers_own_gradients_fsl_sage_steps_like_splitfed(tiny):
+    """In the first step a full auxiliary with the server's weights gives the client the S-server's cut gradients."""
+    common = {"local_steps": 1, "rounds": 1, "upload_every": 1, "order": "blocked", "clients": 1, "align_every": 1}
+    split = final_weights(tiny(algorithm="splitfed-ss", **common))
+    sage = tiny(model={"auxiliary": "full"}, **common)
+    setup = make_setup(sage)
+    auxiliary, server = (setup.initial[part] for part in ("auxiliary", "server"))
+    assert auxiliary.keys() == server.keys()
+    assert_same(dict(auxiliary), dict(server))  # a full auxiliary starts as a copy of the server part
+    assert_same(final_weights(sage), split)
+
+
+def test_warm_start_trains_auxiliaries_in_round_0(tiny):
+    warm = run(tiny(warm_start=True, align_every=5))
+    cse = run(tiny(algorithm="cse-fsl"))
+    assert warm.metrics[0]["fidelity_cosine"] == cse.metrics[0]["fidelity_cosine"]
+    assert warm.metrics[0]["test_loss"] == cse.metrics[0]["test_loss"]
+    assert warm.metrics[1]["test_loss"] != cse.metrics[1]["test_loss"]
+
+
+@pytest.mark.parametrize("algorithm", ["fsl-sage", "cse-fsl", "splitfed-ms", "splitfed-ss", "fedavg"])
+def test_each_algorithm_learns_from_real_images(tiny, algorithm):
+    config = tiny(
+        algorithm=algorithm,
+        rounds=8,
+        align_every=2,
+        data={"train_images": 600, "test_images": 300},
+        alignment={"samples": 96, "steps": 20},
+        optimizer={"lr": 3e-3},
+    )
+    result = run(config)
+    assert result.best_accuracy > 0.2  # ten classes: chance is 0.1
+    assert result.metrics[-1]["train_loss"] < result.metrics[0]["train_loss"] - 0.1

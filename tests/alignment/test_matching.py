@@ -1,0 +1,86 @@
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from fsl_sage.alignment.matching import _per_sample, align, matching_loss
+from fsl_sage.config import AlignmentConfig
+
+from .conftest import head, upload
+
+
+def stream():
+    return torch.Generator().manual_seed(0)
+
+
+def target_of(server, batch, passes):
+    return _per_sample(passes.cut_gradient(server, *batch)[0], batch, passes)
+
+
+def test_gradient_of_the_loss_against_finite_differences(passes):
+    auxiliary, server = head(1).double(), head(2).double()
+    batch = upload(5, dtype=torch.float64)
+    target = target_of(server, batch, passes)
+    parameters = [p for p in auxiliary.parameters() if p.requires_grad]
+    loss = matching_loss(auxiliary, batch, target, 1.0, passes)
+    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+    checked = 0
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        flat = parameter.data.view(-1)
+        for index in range(0, len(flat), max(1, len(flat) // 5)):
+            original, step, ends = flat[index].item(), 1e-6, []
+            for sign in (1, -1):
+                flat[index] = original + sign * step
+                ends.append(matching_loss(auxiliary, batch, target, 1.0, passes).item())
+            flat[index] = original
+            slope = (ends[0] - ends[1]) / (2 * step)
+            given = 0.0 if gradient is None else gradient.reshape(-1)[index].item()
+            assert given == pytest.approx(slope, rel=1e-5, abs=1e-8)
+            checked += 1
+    assert checked >= 20
+
+
+def test_the_servers_own_weights_need_no_alignment(passes):
+    server = head(1)
+    auxiliary = copy.deepcopy(server)
+    losses = align(auxiliary, server, [upload(6), upload(5, 1)], passes, AlignmentConfig(steps=3), stream())
+    assert losses[0] == 0.0
+
+
+def test_alignment_lowers_the_loss_and_changes_the_auxiliary_alone(passes):
+    server, auxiliary = head(1), head(2)
+    before = copy.deepcopy(server.state_dict())
+    buffers = copy.deepcopy(dict(auxiliary.named_buffers()))
+    modes = [module.training for module in server.modules()]
+    random_state = torch.get_rng_state()
+    losses = align(auxiliary, server, [upload(32), upload(32, 1)], passes, AlignmentConfig(steps=200, lr=1e-2), stream())
+    assert losses[-1] < 0.2 * losses[0]
+    assert all(torch.equal(tensor, before[name]) for name, tensor in server.state_dict().items())
+    assert all(parameter.grad is None for parameter in [*server.parameters(), *auxiliary.parameters()])
+    assert all(torch.equal(buffer, buffers[name]) for name, buffer in auxiliary.named_buffers())
+    assert [module.training for module in server.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), random_state)
+
+
+def test_dropout_is_off(passes):
+    server, auxiliary = head(1, dropout=0.9), head(1, dropout=0.9)
+    losses = align(auxiliary, server, [upload(6)], passes, AlignmentConfig(steps=1), stream())
+    assert losses == [0.0]
+
+
+def test_neither_batch_size_nor_reduction_changes_the_loss(passes):
+    """Without BatchNorm a batch's loss is the mean of its samples' own, and a scaled training loss changes nothing."""
+    server, auxiliary = (nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.Tanh(), nn.Linear(8, 3)) for _ in range(2))
+    whole = upload(8)
+    halves = [whole.last(4), type(whole)(tuple(x[:4] for x in whole.z), {"labels": whole.target["labels"][:4]})]
+    losses = [matching_loss(auxiliary, b, target_of(server, b, passes), 1.0, passes).item() for b in (whole, *halves)]
+    assert losses[0] == pytest.approx((losses[1] + losses[2]) / 2, rel=1e-5)
+
+
+def test_the_number_of_steps(passes):
+    uploads = [upload(4, seed) for seed in range(3)]
+    count = lambda **options: len(align(head(1), head(2), uploads, passes, AlignmentConfig(**options), stream()))  # noqa: E731
+    assert count(steps=7) == 7
+    assert count(passes=5) == 15
+    assert count(passes=2, batch_size=6) == 4

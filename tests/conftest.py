@@ -1,0 +1,50 @@
+"""Small runs for tests: real images, a small model, seconds."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fsl_sage.config import Config, from_dict
+
+TINY: dict[str, Any] = {
+    "clients": 3,
+    "rounds": 2,
+    "batch_size": 16,
+    "upload_every": 2,
+    "align_every": 1,
+    "workers": 2,
+    "device": "cpu",
+    "data": {"train_images": 150, "test_images": 100},
+    "model": {"name": "small-cnn"},
+    "alignment": {"samples": 48, "steps": 4},
+}
+
+
+def merge(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in change.items():
+        merged[key] = merge(merged.get(key, {}), value) if isinstance(value, dict) else value
+    return merged
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Callable[..., Config]:
+    """Makes a tiny configuration with changes; `out` is a fresh directory."""
+    made = 0
+
+    def make(**changes: Any) -> Config:
+        nonlocal made
+        made += 1
+        return from_dict(merge({**TINY, "out": str(tmp_path / f"run{made}")}, changes), Config())
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+

@@ -1,0 +1,340 @@
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fsl_sage.config import Config, load_preset
+from fsl_sage.engines.setup import build_model, make_setup
+from fsl_sage.errors import InputError, TrainingError
+from fsl_sage.experiment import cost, draw_cohort, resume, run
+from fsl_sage.records.files import load_tensors
+from fsl_sage.records.run_directory import RunDirectory
+from fsl_sage.wire.ledger import BEFORE, NOT_IN_PAPER
+
+ALGORITHMS = ["fsl-sage", "cse-fsl", "splitfed-ms", "splitfed-ss", "fedavg"]
+TIMES = ("seconds", "elapsed_seconds")
+
+
+def without_times(metrics):
+    return [{name: value for name, value in line.items() if name not in TIMES} for line in metrics]
+
+
+def assert_same_run(a, b):
+    """Weights, ledger and metrics, times excepted."""
+    assert without_times(RunDirectory(a).metrics()) == without_times(RunDirectory(b).metrics())
+    assert (a / "ledger.csv").read_bytes() == (b / "ledger.csv").read_bytes()
+    first, second = (load_tensors(path / "model.safetensors")[0] for path in (a, b))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+# Accounting
+
+
+def test_costs_at_the_papers_setting_to_the_byte():
+    costs = cost(load_preset("paper"))
+    assert {name: row["bytes_paper"] for name, row in costs.items()} == {
+        "fsl-sage": 138_687_040,
+        "lazy-fsl-sage": 138_687_040,
+        "cse-fsl": 307_075_200,
+        "splitfed-ms": 874_000_960,
+        "splitfed-ss": 874_000_960,
+        "fedavg": 895_302_560,
+    }
+    assert costs["fsl-sage"]["bytes_paper_aligning"] == 222_881_120
+    assert costs["fsl-sage"]["by_kind"]["labels"] == {"up": 10 * 4 * 256 * 8, "down": 0}
+    assert costs["fsl-sage"]["bytes_first_download"] == 10 * (2_740_048 + 8_419_408)
+
+
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS, "lazy-fsl-sage"])
+@pytest.mark.parametrize("clients", [3, 4])  # 4 clients of 150 images: their sizes differ
+def test_the_ledger_of_a_run_is_its_cost_round_by_round(tiny, algorithm, clients):
+    changes = {"align_until": 0} if algorithm == "lazy-fsl-sage" else {}
+    config = tiny(algorithm=algorithm, clients=clients, align_every=2, rounds=3, **changes)
+    expected = cost(config)[algorithm]
+    result = run(config)
+    entries = RunDirectory(result.directory).ledger()
+    for t, line in enumerate(result.metrics):
+        mine = [entry for entry in entries if entry.round == t]
+        suffix = "_aligning" if line["aligned"] else ""
+        assert sum(entry.bytes for entry in mine) == expected[f"bytes_total{suffix}"]
+        paper = sum(entry.bytes for entry in mine if entry.kind not in NOT_IN_PAPER)
+        assert paper == expected[f"bytes_paper{suffix}"]
+        by_kind = {}
+        for entry in mine:
+            by_kind.setdefault(entry.kind, {"up": 0, "down": 0})[entry.direction] += entry.bytes
+        assert by_kind == expected[f"by_kind{suffix}"]
+    assert sum(entry.bytes for entry in entries if entry.round == BEFORE) == expected["bytes_first_download"]
+    assert result.metrics[-1]["bytes_total"] == sum(entry.bytes for entry in entries)
+    assert result.metrics[-1]["bytes_paper"] == sum(e.bytes for e in entries if e.kind not in NOT_IN_PAPER)
+
+
+def test_cost_reads_sizes_from_data_that_it_does_not_know(tmp_path):
+    rng = np.random.default_rng(0)
+    path = tmp_path / "mine.npz"
+    np.savez(path, x=rng.integers(0, 256, (100, 32, 32, 3), dtype=np.uint8), y=np.arange(100) % 4)
+    config = load_preset("paper")
+    config = replace(config, clients=2, batch_size=20, data=replace(config.data, name=f"npz:{path}"))
+    assert cost(config)["splitfed-ss"]["by_kind"]["activations"]["up"] == 80 * 8192
+
+
+# The same bits
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_number_of_workers_changes_no_bit(tiny, algorithm):
+    runs = [run(tiny(algorithm=algorithm, workers=workers)).directory for workers in (1, 3)]
+    assert_same_run(*runs)
+
+
+def test_a_seed_decides_everything(tiny):
+    one, other = (run(tiny(rounds=1, seed=seed)).metrics[0]["test_loss"] for seed in (1, 2))
+    assert one != other
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("every", [1, 2])
+def test_resume_is_exact(tiny, algorithm, every, monkeypatch):
+    """Interrupted in round 3, between any two checkpoints; with a cohort, so that mail and versions matter."""
+    changes = {"rounds": 5, "cohort": 0.67, "align_every": 2, "checkpoint_every": every, "algorithm": algorithm}
+    whole = run(tiny(**changes)).directory
+    config = tiny(**changes)
+    interrupt_after(monkeypatch, 3)
+    with pytest.raises(KeyboardInterrupt):
+        run(config)
+    monkeypatch.undo()
+    resume(config.out)
+    assert_same_run(whole, config.out)
+
+
+def interrupt_after(monkeypatch, rounds):
+    from fsl_sage.experiment import Federation
+
+    play = Federation.play_round
+
+    def interrupted(self, t, cohort):
+        if t == rounds:
+            raise KeyboardInterrupt
+        return play(self, t, cohort)
+
+    monkeypatch.setattr(Federation, "play_round", interrupted)
+
+
+def test_resume_before_the_first_checkpoint_starts_anew(tiny, monkeypatch):
+    whole = run(tiny()).directory
+    config = tiny()
+    interrupt_after(monkeypatch, 0)
+    with pytest.raises(KeyboardInterrupt):
+        run(config)
+    monkeypatch.undo()
+    resume(config.out)
+    assert_same_run(whole, config.out)
+
+
+def test_resume_with_a_torn_last_line(tiny, monkeypatch):
+    whole = run(tiny()).directory
+    config = tiny()
+    interrupt_after(monkeypatch, 1)
+    with pytest.raises(KeyboardInterrupt):
+        run(config)
+    monkeypatch.undo()
+    for name in ("metrics.jsonl", "ledger.csv"):
+        with open(config.out / name, "a") as file:
+            file.write('{"round": 1, "te' if name.startswith("m") else "1,0,up,act")
+    resume(config.out)
+    assert_same_run(whole, config.out)
+
+
+# Stop rules
+
+
+def test_rounds(tiny):
+    result = run(tiny())
+    assert (len(result.metrics), result.stopped) == (2, "all 2 rounds played")
+
+
+def test_budget_and_target_and_time(tiny):
+    gib = cost(tiny())["fsl-sage"]["bytes_paper_aligning"] / 2**30
+    result = run(tiny(rounds=9, budget_gib=2.5 * gib))
+    assert len(result.metrics) == 3
+    assert "budget" in result.stopped
+    result = run(tiny(rounds=9, target_accuracy=0.01))
+    assert len(result.metrics) == 1
+    assert "target accuracy" in result.stopped
+    result = run(tiny(rounds=9, max_seconds=1e-9))
+    assert len(result.metrics) == 1
+    assert "time limit" in result.stopped
+
+
+# Cohorts
+
+
+def test_cohorts_are_drawn_by_round_and_have_their_size():
+    config = Config(clients=10, cohort=0.3)
+    drawn = [draw_cohort(config, t) for t in range(50)]
+    assert all(len(set(cohort)) == 3 for cohort in drawn)
+    assert {client for cohort in drawn for client in cohort} == set(range(10))
+    assert draw_cohort(config, 7) == drawn[7]
+
+
+# Records
+
+
+def test_the_run_directory(tiny):
+    config = tiny(alignment={"steps": 2})
+    result = run(config)
+    names = {path.name for path in result.directory.iterdir()}
+    assert names == {
+        "accuracy.png", "classes.png", "config.json", "ledger.csv", "metrics.jsonl", "model.safetensors", "result.json",
+    }  # fmt: skip
+    written = json.loads((result.directory / "config.json").read_text())
+    assert written["config"]["alignment"]["steps"] == 2
+    assert written["versions"]["torch"] == torch.__version__
+    assert RunDirectory(result.directory).config() == config
+    lines = [json.loads(line) for line in (result.directory / "metrics.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == [0, 1]
+    wanted = {"round", "test_accuracy", "test_loss", "train_loss", "bytes_total", "bytes_paper", "seconds",
+              "fidelity_cosine", "fidelity_nmse"}  # fmt: skip
+    assert all(wanted <= line.keys() for line in lines)
+
+
+def test_fidelity_is_null_where_it_does_not_apply(tiny):
+    assert run(tiny(algorithm="fedavg", rounds=1)).metrics[0]["fidelity_cosine"] is None
+
+
+def test_the_final_model_loads_into_the_ordinary_model_and_scores_the_same(tiny):
+    result = run(tiny())
+    task = make_setup(result.config).settings.task
+    model = build_model(result.config, task.data.sizes, torch.device("cpu"))
+    model.load_state_dict(load_tensors(result.model_file)[0])
+    model.eval()
+    with torch.no_grad():
+        batch = task.test_batch(0)
+        accuracy = (model(batch.inputs).argmax(1) == batch.target["labels"]).double().mean().item()
+    assert accuracy == pytest.approx(result.metrics[-1]["test_accuracy"])
+
+
+def test_the_checkpoint_is_kept_if_asked_for(tiny):
+    assert RunDirectory(run(tiny(keep_checkpoint=True, rounds=1)).directory).checkpoint_file.exists()
+
+
+def test_a_directory_with_a_run_is_not_overwritten(tiny):
+    config = tiny(rounds=1)
+    run(config)
+    before = (config.out / "metrics.jsonl").read_bytes()
+    with pytest.raises(InputError, match="already holds a run"):
+        run(config)
+    assert (config.out / "metrics.jsonl").read_bytes() == before
+    with pytest.raises(InputError, match="is finished"):
+        resume(config.out)
+
+
+def test_a_checkpoint_of_another_config_is_refused(tiny, monkeypatch):
+    config = tiny()
+    interrupt_after(monkeypatch, 1)
+    with pytest.raises(KeyboardInterrupt):
+        run(config)
+    monkeypatch.undo()
+    file = config.out / "config.json"
+    file.write_text(file.read_text().replace('"batch_size": 16', '"batch_size": 20'))
+    with pytest.raises(InputError, match="another configuration"):
+        resume(config.out)
+    assert (config.out / "checkpoint.safetensors").exists()
+
+
+def test_a_damaged_checkpoint_is_refused(tiny, monkeypatch):
+    config = tiny()
+    interrupt_after(monkeypatch, 1)
+    with pytest.raises(KeyboardInterrupt):
+        run(config)
+    monkeypatch.undo()
+    file = config.out / "checkpoint.safetensors"
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(InputError, match="damaged"):
+        resume(config.out)
+
+
+@pytest.mark.parametrize("algorithm", ["fsl-sage", "fedavg"])
+def test_a_loss_that_is_not_finite_fails_the_training(tiny, algorithm):
+    config = tiny(algorithm=algorithm, optimizer={"name": "sgd", "lr": 1e30})
+    with pytest.raises(TrainingError, match=r"became (nan|inf)"):
+        run(config)
+    assert not RunDirectory(config.out).finished()
+
+
+# BatchNorm
+
+
+def test_local_statistics_do_not_travel(tiny):
+    average, local = (run(tiny(algorithm="fedavg", model={"batch_norm": policy})) for policy in ("average", "local"))
+    travelling = [result.metrics[-1]["bytes_paper"] for result in (average, local)]
+    state = load_tensors(average.model_file)[0]
+    statistics = [t for n, t in state.items() if n.split(".")[-1].startswith(("running_", "num_batches"))]
+    amount = sum(tensor.numel() * tensor.element_size() for tensor in statistics)
+    assert travelling[0] - travelling[1] == 2 * 2 * 3 * amount  # up and down, two rounds, three clients
+    assert load_tensors(local.model_file)[0].keys() == state.keys()
+
+
+def test_local_statistics_are_kept_by_each_client_and_resumed(tiny, monkeypatch):
+    whole = run(tiny(model={"batch_norm": "local"})).directory
+    config = tiny(model={"batch_norm": "local"})
+    interrupt_after(monkeypatch, 1)
+    with pytest.raises(KeyboardInterrupt):
+        run(config)
+    monkeypatch.undo()
+    resume(config.out)
+    assert_same_run(whole, config.out)
+
+
+def test_counters_keep_the_largest(tiny):
+    result = run(tiny(algorithm="fedavg", clients=4, rounds=1))  # 38 and 37 images: 3 steps of 16 each
+    state = load_tensors(result.model_file)[0]
+    counters = {int(tensor) for name, tensor in state.items() if name.endswith("num_batches_tracked")}
+    assert counters == {3}
+
+
+def test_group_norm_in_its_place(tiny):
+    state = load_tensors(run(tiny(model={"batch_norm": "group"}, rounds=1)).model_file)[0]
+    assert not any("running_mean" in name for name in state)
+
+
+# Data order and settings
+
+
+def test_every_partition_runs(tiny):
+    for kind in ("iid", "dirichlet", "shards"):
+        assert run(tiny(rounds=1, data={"partition": kind, "alpha": 0.1})).metrics
+
+
+def test_a_fixed_number_of_local_steps(tiny):
+    config = tiny(algorithm="splitfed-ss", local_steps=5, rounds=1)  # 50 images a client: 4 steps an epoch
+    labels = [e for e in RunDirectory(run(config).directory).ledger() if e.kind == "labels"]
+    assert {entry.bytes for entry in labels} == {8 * (50 + 16)}
+
+
+@pytest.mark.parametrize("order", ["interleaved", "blocked"])
+@pytest.mark.parametrize("algorithm", ["cse-fsl", "splitfed-ss"])
+def test_orders(tiny, order, algorithm):
+    assert run(tiny(algorithm=algorithm, order=order, rounds=1)).metrics
+
+
+def test_orders_differ(tiny):
+    losses = {run(tiny(rounds=1, order=order)).metrics[0]["train_loss"] for order in ("interleaved", "blocked")}
+    assert len(losses) == 2
+
+
+def test_pooled_alignment_from_the_servers_blocks(tiny):
+    config = tiny(alignment={"scope": "pooled", "start": "server", "batch_size": 24}, rounds=3)
+    assert all(line["aligned"] for line in run(config).metrics)
+
+
+def test_schedules_run(tiny):
+    constant, cosine = (run(tiny(optimizer={"schedule": s})).metrics for s in ("constant", "cosine"))
+    assert constant[1]["test_loss"] != cosine[1]["test_loss"]
+
+
+def test_bf16(tiny):
+    result = run(tiny(precision="bf16", rounds=1))
+    assert np.isfinite(result.metrics[0]["test_loss"])

@@ -1,0 +1,72 @@
+import torch
+
+from fsl_sage.wire.ledger import BEFORE, Ledger
+from fsl_sage.wire.message import AUXILIARY, CLIENT_MODEL, FIRST_DOWNLOAD, Message
+from fsl_sage.wire.post import Post
+
+HELD = {CLIENT_MODEL: 100, AUXILIARY: 40}
+AVERAGED = {CLIENT_MODEL: 100}
+ALIGNED = Message({AUXILIARY: {"w": torch.zeros(10)}})  # 40 bytes
+
+
+def downloads(ledger, t):
+    return {(entry.client, entry.kind): entry.bytes for entry in ledger.entries(t)}
+
+
+def play(post, t, cohort, aligned=()):
+    post.welcome(t, cohort, HELD, AVERAGED)
+    for client in cohort:
+        post.arrived(client)
+    post.broadcast(t, cohort, AVERAGED)
+    for client in aligned:
+        post.send(t, client, ALIGNED, present=client in cohort)
+
+
+def test_full_cohort_pays_each_round_for_what_it_made():
+    post = Post(ledger := Ledger(), 2)
+    play(post, 0, [0, 1], aligned=[0, 1])
+    play(post, 1, [0, 1])
+    assert downloads(ledger, BEFORE) == {(0, FIRST_DOWNLOAD): 140, (1, FIRST_DOWNLOAD): 140}
+    assert downloads(ledger, 0) == {(c, k): b for c in (0, 1) for k, b in ((CLIENT_MODEL, 100), (AUXILIARY, 40))}
+    assert downloads(ledger, 1) == {(0, CLIENT_MODEL): 100, (1, CLIENT_MODEL): 100}
+
+
+def test_an_absent_client_pays_when_it_returns_and_only_for_the_newest():
+    post = Post(ledger := Ledger(), 2)
+    play(post, 0, [0, 1])
+    play(post, 1, [0], aligned=[0, 1])
+    play(post, 2, [0], aligned=[0, 1])
+    assert (1, CLIENT_MODEL) not in downloads(ledger, 1)
+    play(post, 3, [1])
+    # On its return the weights of round 2 and one auxiliary, then what round 3 makes.
+    assert downloads(ledger, 3) == {(1, CLIENT_MODEL): 200, (1, AUXILIARY): 40}
+
+
+def test_a_client_that_comes_late_pays_for_all_it_holds():
+    post = Post(ledger := Ledger(), 2)
+    play(post, 0, [0])
+    play(post, 1, [0, 1])
+    assert downloads(ledger, BEFORE) == {(0, FIRST_DOWNLOAD): 140}
+    assert downloads(ledger, 1) == {(0, CLIENT_MODEL): 100, (1, CLIENT_MODEL): 200, (1, AUXILIARY): 40}
+
+
+def test_a_client_that_was_lost_gets_and_pays_everything_anew():
+    post = Post(ledger := Ledger(), 1)
+    play(post, 0, [0], aligned=[0])
+    post.welcome(1, [0], HELD, AVERAGED)
+    post.lost(0)
+    assert post.waiting[0]
+    play(post, 2, [0])
+    assert downloads(ledger, 2) == {(0, CLIENT_MODEL): 200, (0, AUXILIARY): 40}
+
+
+def test_state_goes_through_a_checkpoint():
+    post = Post(ledger := Ledger(), 3)
+    play(post, 0, [0, 1])
+    play(post, 1, [0], aligned=[0, 1])
+    again = Post(other := Ledger(), 3)
+    again.load_state(*post.state())
+    before = ledger.total
+    for p in (post, again):
+        play(p, 2, [1, 2])
+    assert other.total == ledger.total - before
