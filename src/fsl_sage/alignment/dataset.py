@@ -57,7 +57,7 @@ class AlignmentData:
 
     def state(self) -> Tensors:
         """A flat dict for a checkpoint."""
-        state = {}
+        state: Tensors = {}
         for index, upload in enumerate(self._uploads):
             state |= {f"{index}/z/{number}": tensor for number, tensor in enumerate(upload.z)}
             state |= {f"{index}/target/{name}": tensor for name, tensor in upload.target.items()}

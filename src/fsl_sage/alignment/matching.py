@@ -81,4 +81,4 @@ def _order(count: int, config: AlignmentConfig, generator: torch.Generator) -> l
 def _optimizer(parameters: list[nn.Parameter], config: AlignmentConfig) -> torch.optim.Optimizer:
     kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
     fused = all(parameter.device.type in ("cpu", "cuda") for parameter in parameters)
-    return kinds[config.optimizer](parameters, lr=config.lr, weight_decay=0.0, fused=fused)  # type: ignore[no-any-return]
+    return kinds[config.optimizer](parameters, lr=config.lr, weight_decay=0.0, fused=fused)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from fsl_sage.records.files import write_bytes
 from fsl_sage.wire.ledger import GIB
@@ -54,7 +55,7 @@ def classes_figure(path: Path, counts: np.ndarray, classes: Sequence[str]) -> No
         axes.barh(np.arange(clients), counts[:, label], left=left, color=shades[label % 20], label=name, height=0.8)
         left += counts[:, label]
     axes.set(xlabel="training images", ylabel="client", ylim=(clients - 0.4, -0.6))
-    axes.yaxis.get_major_locator().set_params(integer=True)
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     if len(classes) <= 20:
         figure.legend(loc="outside right upper", frameon=False, fontsize="small", title="class")
     _save(figure, path)

@@ -1,5 +1,6 @@
 """Optimizers and learning-rate schedules, by torch's own classes."""
 
+from collections.abc import Callable
 from functools import lru_cache, partial
 
 import torch
@@ -18,10 +19,12 @@ def optimizer_maker(config: OptimizerConfig) -> MakeOptimizer:
     return partial(_make, kind, weight_decay=config.weight_decay)
 
 
-def _make(kind: type[torch.optim.Optimizer], parameters: list[nn.Parameter], **options: float) -> torch.optim.Optimizer:
+def _make(
+    kind: Callable[..., torch.optim.Optimizer], parameters: list[nn.Parameter], **options: float
+) -> torch.optim.Optimizer:
     # One pass over the memory instead of several; exact, and elementwise, so that its bits don't depend on threads.
     fused = all(parameter.device.type in ("cpu", "cuda") for parameter in parameters)
-    return kind(parameters, fused=fused, **options)  # type: ignore[call-arg]
+    return kind(parameters, fused=fused, **options)
 
 
 class Schedule:
@@ -49,7 +52,7 @@ def _table(config: OptimizerConfig, lr: float, total: int) -> tuple[float, ...]:
     warm = round(config.warmup * total)
     rest = max(1, total - warm)
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(()))], lr=lr)
-    schedulers = {
+    schedulers: dict[str, Callable[[torch.optim.Optimizer], lr_scheduler.LRScheduler]] = {
         "constant": partial(lr_scheduler.ConstantLR, factor=1.0),
         "cosine": partial(lr_scheduler.CosineAnnealingLR, T_max=rest),
         "linear": partial(lr_scheduler.LinearLR, start_factor=1.0, end_factor=config.decay, total_iters=rest),

@@ -29,7 +29,7 @@ class Slots:
                 if parameter is not None and parameter.requires_grad:
                     name = first_name.setdefault(id(parameter), _join(prefix, key))
                     self.trainable.add(name)
-                    self._places.setdefault(name, []).append((owner._parameters, key))  # type: ignore[arg-type]
+                    self._places.setdefault(name, []).append((owner._parameters, key))
             for key, buffer in owner._buffers.items():
                 if buffer is not None and key not in owner._non_persistent_buffers_set:
                     self._places.setdefault(_join(prefix, key), []).append((owner._buffers, key))

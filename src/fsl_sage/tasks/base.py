@@ -50,4 +50,4 @@ class Task(ABC):
 
     @abstractmethod
     def summarise(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """The metrics of the whole test set from the sums of its batches, `test_loss` and `test_accuracy` among them."""
+        """The test set's metrics, `test_loss` and `test_accuracy` among them, from the sums of its batches."""

@@ -33,7 +33,7 @@ class Post:
         self._paid: set[tuple[int, str]] = set()
 
     def welcome(self, t: int, clients: Iterable[int], held: Mapping[str, int], averaged: Mapping[str, int]) -> None:
-        """Bill what clients lack at the start of round t: `held` (bytes by kind) to new ones, `averaged` to returning."""
+        """Bill what clients lack before round t (bytes by kind): `held` to new ones, `averaged` to returning ones."""
         for client in clients:
             new = self.has[client] == NOTHING
             if new and self.version == INITIAL:
