@@ -205,7 +205,7 @@ class LocalEngine(Engine):
     def local_tensors(self) -> list[Parts]:
         """By client, in order."""
         local = self.setup.settings.stays_local
-        kept = []
+        kept: list[Parts] = []
         for _, state in sorted(self._clients.items()):
             parts = {part: below(f"own/{part}/", state) for part in self.setup.algorithm.averaged}
             kept.append({part: {n: x for n, x in own.items() if n in local[part]} for part, own in parts.items()})
