@@ -288,23 +288,29 @@ def preset_names() -> list[str]:
     return sorted(path.stem for path in PRESETS.glob("*.toml"))
 
 
-def load_preset(name_or_path: str | Path, base: Config | None = None) -> Config:
-    """A preset by name ("paper") or a TOML file whose keys are the configuration's fields."""
+def read_preset(name_or_path: str | Path) -> dict[str, Any]:
+    """The values of a preset by name ("paper") or of a TOML file, as they are written there."""
     path = Path(name_or_path)
     if path.suffix != ".toml":
         path = PRESETS / f"{name_or_path}.toml"
         if not path.exists():
             raise InputError(f"There is no preset '{name_or_path}'; there are: {', '.join(preset_names())}.")
     try:
-        values = tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text())
     except FileNotFoundError:
         raise InputError(f"There is no file {path}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise InputError(f"{path} cannot be read as TOML: {error}.") from None
+
+
+def load_preset(name_or_path: str | Path, base: Config | None = None) -> Config:
+    """A preset whose keys are the configuration's fields; a table [compare], the grid of `compare`, is left out."""
+    values = read_preset(name_or_path)
+    values.pop("compare", None)
     try:
         return from_dict(values, base)
     except InputError as error:
-        raise InputError(f"{path}: {error}") from None
+        raise InputError(f"{name_or_path}: {error}") from None
 
 
 def digest(config: Config) -> str:

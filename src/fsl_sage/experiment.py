@@ -150,6 +150,7 @@ def _draw_classes(directory: RunDirectory, setup: Setup) -> None:
     data = setup.settings.task.data  # type: ignore[attr-defined]
     labels, classes = data.train.y.cpu().numpy(), data.classes
     counts = np.stack([np.bincount(labels[share.numpy()], minlength=len(classes)) for share in setup.examples])
+    directory.save_classes(counts, classes)
     classes_figure(directory.path / "classes.png", counts, classes)
 
 
@@ -327,3 +328,29 @@ def _cost(config: Config) -> dict[str, Any]:
         total, paper = totals(tables[0])
         result |= {"bytes_paper_aligning": paper, "bytes_total_aligning": total, "by_kind_aligning": tables[0]}
     return {**result, "bytes_first_download": totals(federation.ledger.by_kind(BEFORE))[0]}
+
+
+def run_cost(config: Config) -> dict[str, int]:
+    """Rounds and bytes of a whole run, without training: exact, unless a target or a time limit ends it earlier."""
+    setup = make_dry_setup(config)
+    federation = Federation(setup, DryEngine(setup))
+    whole = len(draw_cohort(config, 0)) == config.clients
+    known: dict[Any, tuple[int, int]] = {}
+    total = paper = rounds = 0
+    while rounds < config.rounds and (config.budget_gib is None or paper < config.budget_gib * GIB):
+        # Rounds of all clients cost the same where the same parts and messages travel, so one of a sort is played.
+        sort = _sort_of_round(federation, rounds) if whole and rounds else None
+        if sort is None or sort not in known:
+            before = federation.ledger.total, federation.ledger.paper
+            federation.play_round(rounds, draw_cohort(config, rounds))
+            moved = federation.ledger.total - before[0], federation.ledger.paper - before[1]
+            known[sort] = moved
+        total, paper = total + known[sort][0], paper + known[sort][1]
+        rounds += 1
+    return {"rounds": rounds, "bytes_total": total, "bytes_paper": paper}
+
+
+def _sort_of_round(federation: Federation, t: int) -> tuple[Any, ...]:
+    messages = federation.engine.end_of_round(t)
+    sizes = tuple((client, tuple(message.sizes().items())) for client, message in messages)
+    return federation.setup.algorithm.averaged_in(t), sizes

@@ -6,6 +6,7 @@ ledger.csv          every byte by round, client, direction and kind; round -1 is
 checkpoint.safetensors   the newest checkpoint, between rounds; dropped when the run is finished
 model.safetensors   the final merged model
 result.json         how the run ended; its presence says that the run is finished
+classes.csv         the class-label distribution: training examples by client (rows) and class (columns)
 accuracy.png, classes.png
 """
 
@@ -13,7 +14,7 @@ import csv
 import io
 import json
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -43,6 +44,7 @@ class RunDirectory:
         self.checkpoint_file = path / "checkpoint.safetensors"
         self.model_file = path / "model.safetensors"
         self.result_file = path / "result.json"
+        self.classes_file = path / "classes.csv"
 
     @classmethod
     def create(cls, config: Config) -> "RunDirectory":
@@ -79,6 +81,13 @@ class RunDirectory:
         """One round's ledger and metrics."""
         _append(self.ledger_file, _rows(entries))
         _append(self.metrics_file, json.dumps(metrics) + "\n")
+
+    def save_classes(self, counts: np.ndarray, classes: Sequence[str]) -> None:
+        """Who holds which classes; `counts` is [clients, classes]."""
+        text = io.StringIO()
+        rows = ([client, *map(int, row)] for client, row in enumerate(counts))
+        csv.writer(text, lineterminator="\n").writerows([["client", *classes], *rows])
+        write_bytes(self.classes_file, text.getvalue().encode())
 
     def save_checkpoint(self, config: Config, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Replace the checkpoint."""
@@ -123,6 +132,18 @@ class RunDirectory:
             return []
         lines = self.metrics_file.read_text().splitlines(keepends=True)
         return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def classes(self) -> tuple[np.ndarray, list[str]] | None:
+        """The class-label distribution [clients, classes] and the classes' names, if it was written."""
+        if not self.classes_file.exists():
+            return None
+        with open(self.classes_file, newline="", encoding="utf-8") as file:
+            head, *rows = csv.reader(file)
+        return np.array([[int(count) for count in row[1:]] for row in rows]), head[1:]
+
+    def result(self) -> dict[str, Any] | None:
+        """How the run ended; None while it has not."""
+        return json.loads(self.result_file.read_text()) if self.finished() else None
 
     def ledger(self) -> list[Entry]:
         """Every entry."""
