@@ -1,0 +1,39 @@
+"""FSL-SAGE: federated split learning, exact, accounted and resumable.
+
+    from fsl_sage import Config, run
+    result = run(Config(algorithm="fsl-sage", rounds=5))
+    print(result.best_accuracy, result.directory)
+"""
+
+from fsl_sage.algorithms import ALGORITHMS, Algorithm
+from fsl_sage.config import (
+    AlignmentConfig,
+    Config,
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    load_preset,
+)
+from fsl_sage.errors import InputError, TrainingError
+from fsl_sage.experiment import Result, cost, resume, run
+from fsl_sage.wire.message import CutGradients, Message, Smashed
+
+__all__ = [
+    "ALGORITHMS",
+    "Algorithm",
+    "AlignmentConfig",
+    "Config",
+    "CutGradients",
+    "DataConfig",
+    "InputError",
+    "Message",
+    "ModelConfig",
+    "OptimizerConfig",
+    "Result",
+    "Smashed",
+    "TrainingError",
+    "cost",
+    "load_preset",
+    "resume",
+    "run",
+]

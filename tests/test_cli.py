@@ -1,0 +1,202 @@
+"""The command line as a user types it: in a process of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fsl_sage.records.files import load_tensors
+
+SMALL = [
+    "--model.name", "small-cnn", "--data.train-images", "150", "--data.test-images", "100", "--clients", "3",
+    "--batch-size", "16", "--rounds", "2", "--align-every", "1", "--alignment.steps", "3", "--device", "cpu",
+]  # fmt: skip
+
+
+def command(*args, cwd=None, env=None, **options):
+    return subprocess.run(
+        [sys.executable, "-m", "fsl_sage", *map(str, args)],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env={**os.environ, "COLUMNS": "100", **(env or {})},
+        timeout=120,
+        **options,
+    )
+
+
+def refused(*args, code=2, **options):
+    """The one sentence on standard error; no traceback."""
+    done = command(*args, **options)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def test_help():
+    done = command("--help")
+    assert done.returncode == 0
+    assert all(word in done.stdout for word in ("run", "resume", "cost", "data"))
+    options = command("run", "--help").stdout
+    assert "--data.alpha" in options
+    assert "Dirichlet parameter" in options
+
+
+def test_run_as_the_docs_say(tmp_path):
+    out = tmp_path / "run"
+    done = command(
+        *"run --algorithm fsl-sage --model.name small-cnn --data.name cifar10-mini --data.partition dirichlet".split(),
+        *"--data.alpha 0.5 --clients 4 --rounds 3 --batch-size 32 --local-epochs 1 --upload-every 5".split(),
+        *"--align-every 10 --align-until 50 --seed 1 --threads 1 --workers 2 --out".split(), out,
+        *"--data.train-images 200 --data.test-images 100".split(),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "best accuracy" in done.stdout
+    assert str(out / "accuracy.png") in done.stdout.replace("\n", "")
+    assert len((out / "metrics.jsonl").read_text().splitlines()) == 3
+    assert (out / "model.safetensors").exists()
+
+
+def test_a_toml_file_gives_defaults_that_options_override(tmp_path):
+    preset = tmp_path / "mine.toml"
+    preset.write_text(
+        'rounds = 1\nclients = 2\nbatch_size = 16\n[data]\nname = "cifar10-mini"\ntrain_images = 60\n'
+        'test_images = 50\n[model]\nname = "small-cnn"\n[alignment]\nsteps = 2\n'
+    )
+    out = tmp_path / "run"
+    done = command("run", preset, "--clients", 3, "--out", out)
+    assert done.returncode == 0, done.stderr
+    config = json.loads((out / "config.json").read_text())["config"]
+    assert (config["rounds"], config["clients"], config["model"]["name"]) == (1, 3, "small-cnn")
+
+
+def test_cost_json_at_the_papers_setting():
+    done = command("cost", "--preset", "paper", "--json")
+    costs = json.loads(done.stdout)
+    assert costs["fsl-sage"]["bytes_paper"] == 138_687_040
+    assert costs["fsl-sage"]["bytes_paper_aligning"] == 222_881_120
+    assert costs["fedavg"]["bytes_total"] == costs["fedavg"]["bytes_paper"] == 895_302_560
+    table = command("cost", "--preset", "paper").stdout
+    assert "138,687,040" in table
+
+
+def test_kill_and_resume(tmp_path):
+    """kill -9 at three moments; the resumed run is the run that was never killed."""
+    whole = tmp_path / "whole"
+    arguments = [*SMALL, "--rounds", "4", "--align-every", "2"]
+    assert command("run", *arguments, "--out", whole).returncode == 0
+    for wait_for, moment in enumerate(("config.json", "metrics.jsonl", "checkpoint.safetensors")):
+        out = tmp_path / f"killed{wait_for}"
+        process = subprocess.Popen(
+            [sys.executable, "-m", "fsl_sage", "run", *arguments, "--out", str(out)], stdout=subprocess.DEVNULL
+        )
+        while not (out / moment).exists() or not (out / moment).stat().st_size:
+            assert process.poll() is None, "it ended before it could be killed"
+            time.sleep(0.002)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert not (out / "result.json").exists()
+        assert command("resume", out).returncode == 0
+        assert (out / "ledger.csv").read_bytes() == (whole / "ledger.csv").read_bytes()
+        first, second = (load_tensors(path / "model.safetensors")[0] for path in (whole, out))
+        assert all(torch.equal(first[name], second[name]) for name in first)
+        for line, other in zip(*(read_metrics(path) for path in (whole, out)), strict=True):
+            assert line == other
+
+
+def read_metrics(path):
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k not in ("seconds", "elapsed_seconds")} for line in lines]
+
+
+def test_ctrl_c_leaves_at_once_and_says_how_to_go_on(tmp_path):
+    out = tmp_path / "run"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fsl_sage", "run", *SMALL, "--rounds", "500", "--out", str(out)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not (out / "checkpoint.safetensors").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert f"fsl-sage resume {out}" in errors.replace("\n", "")
+    assert "Traceback" not in errors
+    assert (out / "checkpoint.safetensors").exists()
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--rounds", "-1"], "--rounds -1 is not possible"),
+        (["--algorithm", "fsl-saeg"], "fsl-sage, lazy-fsl-sage, cse-fsl"),
+        (["--model.name", "resnet19"], "resnet18"),
+        (["--data.name", "cifar11"], "cifar10-mini"),
+        (["--data.alpha", "0", "--data.partition", "dirichlet"], "--data.alpha 0 is not possible"),
+        (["--clients", "90"], "90 clients"),
+        (["--device", "cuda"], "--device cuda is not available"),
+        (["--algorithm", "lazy-fsl-sage"], "--align-until"),
+        (["--order", "arrival"], "--order arrival"),
+        (["--preset", "papr"], "no preset 'papr'"),
+        (["--model.cut", "nowhere"], "nowhere"),
+    ],
+)
+def test_impossible_options(tmp_path, args, words):
+    assert words in " ".join(refused("run", *SMALL, "--out", tmp_path / "run", *args).split())
+
+
+def test_an_unknown_option_or_word_is_refused():
+    assert "--ronds" in refused("run", "--ronds", "3")
+    assert "--rounds" in refused("run", "--rounds", "three")
+    assert "not a command" in refused("train")
+    assert "--preset paper" in refused("run", "paper")
+
+
+def test_bad_files(tmp_path):
+    broken = tmp_path / "broken.npz"
+    broken.write_bytes(b"PK\x03\x04 nothing")
+    whole = tmp_path / "whole.npz"
+    np.savez(whole, x=np.zeros((40, 8, 8, 3), np.uint8), y=np.arange(40) % 4)
+    cut = tmp_path / "cut.npz"
+    cut.write_bytes(whole.read_bytes()[:-300])
+    for path in (broken, cut, tmp_path / "none.npz"):
+        assert path.name in refused("run", "--data.name", f"npz:{path}", "--out", tmp_path / "run").replace("\n", "")
+    assert "holds no run" in refused("resume", tmp_path)
+    assert "holds no run" in refused("resume", tmp_path / "nowhere")
+
+
+def test_an_unwritable_directory(tmp_path):
+    (tmp_path / "file").write_text("")
+    assert "cannot be written" in refused("run", *SMALL, "--out", tmp_path / "file" / "run")
+    assert (tmp_path / "file").read_text() == ""
+
+
+def test_an_existing_run_is_kept(tmp_path):
+    out = tmp_path / "run"
+    assert command("run", *SMALL, "--rounds", "1", "--out", out).returncode == 0
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    assert "already holds a run" in refused("run", *SMALL, "--out", out)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+def test_a_training_that_fails(tmp_path):
+    arguments = [*SMALL, "--optimizer.name", "sgd", "--optimizer.lr", "1e30", "--out", tmp_path / "run"]
+    assert "became" in refused("run", *arguments, code=1)
+
+
+def test_the_module_runs_from_anywhere(tmp_path):
+    assert command("cost", "--model.name", "small-cnn", cwd=tmp_path).returncode == 0
+    assert not Path(tmp_path / "runs").exists()

@@ -1,0 +1,92 @@
+import dataclasses
+import math
+
+import pytest
+
+from fsl_sage.config import Config, DataConfig, digest, from_dict, load_preset, to_dict
+from fsl_sage.errors import InputError
+
+
+@pytest.mark.parametrize(
+    ("option", "changes"),
+    [
+        ("--rounds -1", {"rounds": -1}),
+        ("--rounds 0", {"rounds": 0}),
+        ("--clients 0", {"clients": 0}),
+        ("--batch-size 1", {"batch_size": 1}),
+        ("--cohort 1.5", {"cohort": 1.5}),
+        ("--cohort 0", {"cohort": 0.0}),
+        ("--target-accuracy 75", {"target_accuracy": 75.0}),
+        ("--budget-gib 0", {"budget_gib": 0.0}),
+        ("--align-until -1", {"align_until": -1}),
+        ("--data.alpha 0 ", {"data": DataConfig(alpha=0.0)}),
+        ("--data.alpha nan", {"data": DataConfig(alpha=math.nan)}),
+        ("--data.alpha 1e+06", {"data": DataConfig(alpha=1e6)}),
+        ("--data.test-fraction 1", {"data": DataConfig(test_fraction=1.0)}),
+        ("lazy-fsl-sage needs --align-until", {"algorithm": "lazy-fsl-sage"}),
+    ],
+)
+def test_impossible_values_are_refused_with_option_and_value(option, changes):
+    with pytest.raises(InputError) as error:
+        Config(**changes)
+    assert option in str(error.value)
+
+
+def test_a_configuration_goes_through_plain_values():
+    config = Config(rounds=3, data=DataConfig(alpha=0.5), track=("tensorboard",))
+    assert from_dict(to_dict(config)) == config
+
+
+def test_every_field_has_a_help_text():
+    import ast
+    from pathlib import Path
+
+    import fsl_sage.config
+
+    tree = ast.parse(Path(fsl_sage.config.__file__).read_text())
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            for field, after in zip(node.body, [*node.body[1:], None], strict=True):
+                nested = isinstance(field, ast.AnnAssign) and ast.unparse(field.annotation).endswith("Config")
+                if isinstance(field, ast.AnnAssign) and not nested:
+                    assert isinstance(after, ast.Expr), f"{node.name}.{ast.unparse(field.target)}"
+
+
+@pytest.mark.parametrize(
+    ("toml", "message"),
+    [
+        ("rouns = 3", "'rouns' is not an option"),
+        ("[data]\nnam = 'x'", "'data.nam' is not an option"),
+        ("rounds = 'three'", "--rounds 'three' is not possible: give a whole number"),
+        ("rounds = true", "--rounds True is not possible"),
+        ("order = 'random'", "give interleaved, blocked or arrival"),
+        ("data = 3", "write it as a table [data]"),
+        ("rounds = ", "cannot be read as TOML"),
+    ],
+)
+def test_a_bad_preset_is_refused_with_its_name(tmp_path, toml, message):
+    file = tmp_path / "bad.toml"
+    file.write_text(toml)
+    with pytest.raises(InputError) as error:
+        load_preset(file)
+    assert message in str(error.value)
+    assert "bad.toml" in str(error.value)
+
+
+def test_presets_by_name_and_file(tmp_path):
+    assert load_preset("paper").batch_size == 256
+    with pytest.raises(InputError, match="no preset 'papr'; there are: .*paper"):
+        load_preset("papr")
+    with pytest.raises(InputError, match="There is no file"):
+        load_preset(tmp_path / "none.toml")
+    file = tmp_path / "mine.toml"
+    file.write_text("batch_size = 8\n[data]\nname = 'cifar10'\n")
+    config = load_preset(file)
+    assert (config.batch_size, config.data.name, config.rounds) == (8, "cifar10", Config().rounds)
+
+
+def test_the_digest_tells_what_decides_the_numbers():
+    config = Config()
+    assert digest(config) == digest(dataclasses.replace(config, workers=7, checkpoint_every=5))
+    assert digest(config) != digest(dataclasses.replace(config, seed=7))
+    assert digest(config) != digest(dataclasses.replace(config, threads=2))
