@@ -32,7 +32,6 @@ class DryEngine(Engine):
     def train(self, t: int, clients: Sequence[int], delivery: Delivery, ledger: Ledger) -> list[Update]:
         """Every client's local round; uploads and replies are billed and their contents made up."""
         algorithm = self.setup.algorithm
-        updates = []
         for id in clients:
             client = _DryClient(id, self, delivery.received)
             local_round = algorithm.local_round(cast(Client, client), t)
@@ -42,11 +41,18 @@ class DryEngine(Engine):
                 reply = algorithm.on_uploads(cast(SServer, self._server), {id: upload})[id]
                 if reply is not None:
                     bill(ledger, t, id, "down", reply)
-            parts = algorithm.averaged_in(t)
-            settings = self.setup.settings
-            sent = {part: settings.travelling(part, self.setup.initial[part]) for part in parts}
-            updates.append(Update(id, sent, {}))
-        return updates
+        return [self.update(t, id) for id in clients]
+
+    def uploads(self, t: int, id: int) -> list[tuple[int, Message]]:
+        """What a client that does not wait uploads in round t: (step, upload), as shapes."""
+        client = _DryClient(id, self, {})
+        return [(client.step_index, upload) for upload in self.setup.algorithm.local_round(cast(Client, client), t)]
+
+    def update(self, t: int, id: int) -> Update:
+        """What a client brings to the F-server after round t, as shapes."""
+        settings, initial = self.setup.settings, self.setup.initial
+        parts = self.setup.algorithm.averaged_in(t)
+        return Update(id, {part: settings.travelling(part, initial[part]) for part in parts}, {})
 
     def smashed(self, size: int) -> Smash:
         """The boundary tensors of a batch of `size` examples, as shapes."""

@@ -1,5 +1,7 @@
 """From a configuration to what an engine starts from: data and partition, model and parts, settings."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -28,22 +30,27 @@ def make_setup(config: Config) -> Setup:
     data = _load(config)
     examples = divide(config, data.train.y)
     modules = build_parts(config, data.sizes, device)
-    return _setup(config, algorithm, Classification(data, device, augment=config.data.augment), modules, examples)
+    return assemble(config, algorithm, Classification(data, device, augment=config.data.augment), modules, examples)
 
 
 def make_dry_setup(config: Config) -> Setup:
     """Shapes only; reads the data only where their sizes are not known."""
-    algorithm = make_algorithm(config)
     check_model(config)
     sizes = known_sizes(config.data) or _load(config).sizes
-    examples = [torch.empty(size, device=META) for size in client_sizes(sizes.train, config.clients)]
-    modules = build_parts(config, sizes, META)
-    return _setup(config, algorithm, Classification(_shapes(sizes), META, augment=False), modules, examples)
+    return dry_setup(config, sizes, client_sizes(sizes.train, config.clients))
 
 
-def _setup(
+def dry_setup(config: Config, sizes: Sizes, counts: Sequence[int]) -> Setup:
+    """Shapes only, for clients with so many examples each."""
+    examples = [torch.empty(count, device=META) for count in counts]
+    task = Classification(_shapes(sizes), META, augment=False)
+    return assemble(config, make_algorithm(config), task, build_parts(config, sizes, META), examples)
+
+
+def assemble(
     config: Config, algorithm: Algorithm, task: Classification, modules: dict[str, nn.Module], examples: list[Tensor]
 ) -> Setup:
+    """A setup of its pieces: what follows from them is the same on every engine."""
     counts = [len(indices) for indices in examples]
     settings = Settings(
         config,
