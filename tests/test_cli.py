@@ -200,3 +200,10 @@ def test_a_training_that_fails(tmp_path):
 def test_the_module_runs_from_anywhere(tmp_path):
     assert command("cost", "--model.name", "small-cnn", cwd=tmp_path).returncode == 0
     assert not Path(tmp_path / "runs").exists()
+
+
+def test_a_corrected_command_may_use_the_same_directory(tmp_path):
+    out = tmp_path / "run"
+    refused("run", *SMALL, "--out", out, "--model.name", "resnet19")
+    assert not out.exists()
+    assert command("run", *SMALL, "--rounds", "1", "--out", out).returncode == 0

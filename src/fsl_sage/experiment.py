@@ -1,7 +1,7 @@
 """A run: builds the roles from a configuration and plays the rounds."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,11 @@ class Result:
 def run(config: Config, trackers: Sequence[Tracker] = ()) -> Result:
     """Train from the beginning, in a new run directory."""
     directory = RunDirectory.create(config)
-    return _run(directory, config, trackers)
+    try:
+        return play(directory, config, trackers)
+    except InputError:
+        directory.abandon()  # so that the corrected command may use the same directory
+        raise
 
 
 def resume(path: Path, trackers: Sequence[Tracker] = (), workers: int | None = None) -> Result:
@@ -65,15 +69,19 @@ def resume(path: Path, trackers: Sequence[Tracker] = (), workers: int | None = N
         raise InputError(f"{path} is finished: its result is in {directory.result_file}.")
     if workers is not None:
         config = replace(config, workers=workers)
-    return _run(directory, config, trackers)
+    return play(directory, config, trackers)
 
 
-def _run(directory: RunDirectory, config: Config, trackers: Sequence[Tracker]) -> Result:
+def play(
+    directory: RunDirectory,
+    config: Config,
+    trackers: Sequence[Tracker],
+    build: "Callable[[RunDirectory, Config], Federation] | None" = None,
+) -> Result:
+    """The run of a directory, from its last checkpoint to the end; `build` makes roles that are not all here."""
     # 1. The roles: data, model, clients and servers; as they were at the last checkpoint, if there is one.
     checkpoint = directory.load_checkpoint(config)
-    setup = make_setup(config)
-    federation = Federation(setup, LocalEngine(setup))
-    _draw_classes(directory, setup)
+    federation = (build or _build)(directory, config)
     first = federation.load_checkpoint(*checkpoint) if checkpoint else 0
     metrics, entries = directory.cut_back(first)
     federation.ledger.load(entries)
@@ -99,6 +107,12 @@ def _run(directory: RunDirectory, config: Config, trackers: Sequence[Tracker]) -
     finally:
         federation.engine.close()
     return Result(directory.path, config, metrics, stopped)
+
+
+def _build(directory: RunDirectory, config: Config) -> "Federation":
+    setup = make_setup(config)
+    _draw_classes(directory, setup)
+    return Federation(setup, LocalEngine(setup))
 
 
 def _timed_round(federation: "Federation", t: int, metrics: list[dict[str, Any]]) -> dict[str, Any]:
@@ -185,7 +199,8 @@ class Federation:
             self.post.send(t, client, message, present=client in present)
         after = self.engine.fidelity() if messages else None
         members = {"cohort": len(cohort), "missing": sorted(set(cohort) - present)}
-        return {**members, **losses, **_fidelities(before, after), "aligned": bool(messages)}
+        fidelities = _fidelities(before, after)
+        return {**members, **self.engine.remarks(), **losses, **fidelities, "aligned": bool(messages)}
 
     def _train(self, t: int, group: Sequence[int]) -> list[Update]:
         held = self._sizes(self.setup.algorithm.holds, whole=True)

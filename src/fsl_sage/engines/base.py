@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -49,6 +50,10 @@ class Engine(ABC):
 
         A client that failed and was dropped from the round has no update in the result.
         """
+
+    def remarks(self) -> dict[str, Any]:
+        """What this engine adds to the metrics of the round: where clients can fail, who did and why."""
+        return {}
 
     @abstractmethod
     def share_auxiliary(self, tensors: Tensors) -> None:

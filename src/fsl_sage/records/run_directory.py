@@ -75,6 +75,15 @@ class RunDirectory:
         config: Config = from_dict(values)
         return config
 
+    def abandon(self) -> None:
+        """Take away a run that could not even start."""
+        if not self.metrics():
+            figure = self.path / "classes.png"
+            for path in (self.config_file, self.metrics_file, self.ledger_file, self.classes_file, figure):
+                path.unlink(missing_ok=True)
+            if not any(self.path.iterdir()):
+                self.path.rmdir()
+
     # What a run writes
 
     def append(self, metrics: Mapping[str, Any], entries: Iterable[Entry]) -> None:
