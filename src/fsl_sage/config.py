@@ -144,8 +144,16 @@ class Config:
     """torch threads of every worker, of the S-server and of the evaluation; part of the result's bits."""
     workers: int | None = None
     """Clients that train side by side (all cores if not given); never changes a number."""
-    engine: Literal["local"] = "local"
-    """What carries the messages."""
+    on_client_failure: Literal["stop", "drop"] = "stop"
+    """A client whose code fails stops the run, or is dropped from the round and listed in its metrics."""
+    engine: Literal["local", "ray"] = "local"
+    """What carries the messages: threads of this process, or Ray actors (extra `ray`)."""
+    ray_address: str | None = None
+    """The cluster to run on: HOST:PORT, or auto for the one of this machine; without a cluster if not given."""
+    ray_num_gpus: float | None = None
+    """GPUs of each worker and of the S-server, a fraction to share one; an equal share of all if not given."""
+    ray_spill_mib: int = 1024
+    """MiB of uploads that may wait in memory for their turn at the S-server; the rest waits on disk."""
 
     out: Path | None = None
     """The run's directory (runs/… with the time if not given)."""
@@ -167,6 +175,8 @@ class Config:
                 raise InputError(f"{option(path)} {value:g} is not possible: give {accepted}.")
         if self.algorithm == "lazy-fsl-sage" and self.align_until is None:
             raise InputError("lazy-fsl-sage needs --align-until, the last round that aligns.")
+        if self.order == "arrival" and self.engine == "local":
+            raise InputError("--order arrival needs clients that really run in parallel: give --engine ray too.")
 
 
 def option(path: str) -> str:
@@ -193,6 +203,8 @@ _RANGES: dict[str, tuple[str, float, float]] = {
     "max_seconds": _RATE,
     "threads": _WHOLE,
     "workers": _WHOLE,
+    "ray_num_gpus": ("a number from 0 up", 0, math.inf),
+    "ray_spill_mib": ("a whole number from 0 up", 0, 2**42),
     "checkpoint_every": _WHOLE,
     "data.alpha": ("a number from 0.01 to 10000", 0.01, 1e4),
     "data.shards_per_client": _WHOLE,
@@ -213,7 +225,18 @@ _RANGES: dict[str, tuple[str, float, float]] = {
 }
 
 # What a run is told beside what it computes: these fields may differ between a run and the one that resumes it.
-_NO_PART_OF_THE_RESULT = ("out", "workers", "engine", "checkpoint_every", "keep_checkpoint", "track")
+NO_PART_OF_THE_RESULT = (
+    "out",
+    "workers",
+    "on_client_failure",
+    "engine",
+    "ray_address",
+    "ray_num_gpus",
+    "ray_spill_mib",
+    "checkpoint_every",
+    "keep_checkpoint",
+    "track",
+)
 
 
 def _ranges(config: Config) -> list[tuple[str, float | None, str, float, float]]:
@@ -315,5 +338,5 @@ def load_preset(name_or_path: str | Path, base: Config | None = None) -> Config:
 
 def digest(config: Config) -> str:
     """A fingerprint of all that decides the numbers of a run."""
-    values = {key: value for key, value in to_dict(config).items() if key not in _NO_PART_OF_THE_RESULT}
+    values = {key: value for key, value in to_dict(config).items() if key not in NO_PART_OF_THE_RESULT}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
