@@ -1,0 +1,86 @@
+"""Copies of a model's structure that do not copy its weights."""
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Every parameter and buffer; weights tied between modules appear once per module."""
+    tensors: dict[str, Tensor] = {}
+    for prefix, module in model.named_modules():
+        for attribute, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None:
+                tensors[f"{prefix}.{attribute}" if prefix else attribute] = tensor
+    return tensors
+
+
+def skeleton(model: nn.Module, tensor: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> nn.Module:
+    """A copy of the module objects whose parameters and buffers are `tensor(original)`, by default the originals.
+
+    What is tied in the model stays tied in the copy.
+    """
+    memo = {id(original): tensor(original) for original in named_tensors(model).values()}
+    # deepcopy asks the memo before it copies; the list keeps the originals' ids from being reused meanwhile.
+    return copy.deepcopy(model, memo)
+
+
+def holder_and_attribute(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """The module that holds the tensor `name`, and the attribute's name in it."""
+    holder, _, attribute = name.rpartition(".")
+    return model.get_submodule(holder), attribute
+
+
+def set_tensor(model: nn.Module, name: str, tensor: Tensor) -> None:
+    """Put `tensor` in the place of the model's parameter or buffer `name`."""
+    module, attribute = holder_and_attribute(model, name)
+    module.__dict__.pop(attribute, None)
+    if isinstance(tensor, nn.Parameter):
+        module._parameters[attribute] = tensor
+    else:
+        module._buffers[attribute] = tensor
+
+
+def placeholder(shape: Iterable[int], dtype: torch.dtype, device: torch.device, dense: bool = False) -> Tensor:
+    """A tensor that has the shape only: NaN, or zero where the type has no NaN, in one element of memory.
+
+    NaN makes visible whatever should not have been read. `dense` gives it memory of its own, for models that write
+    into it.
+    """
+    nan = dtype.is_floating_point or dtype.is_complex
+    value = float("nan") if nan else 0
+    if dense:
+        return torch.full(tuple(shape), value, dtype=dtype, device=device)
+    return torch.full((), value, dtype=dtype, device=device).expand(tuple(shape))
+
+
+class Original:
+    """What a module ran when it was called, before something else took the place of its `forward`.
+
+    It looks the method up at call time, so that copies and pickles of the module run their own.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.own: Callable[..., Any] | None = module.__dict__.get("forward")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.own is not None:
+            return self.own(*args, **kwargs)
+        return type(self.module).forward(self.module, *args, **kwargs)
+
+
+def call_arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments that an example stands for: a mapping holds keyword inputs, anything else is positional."""
+    if isinstance(example, Mapping):
+        return (), dict(example)
+    return (example if type(example) is tuple else (example,)), {}
+
+
+def tensor_leaves(tree: Any) -> list[Tensor]:
+    """The tensors in a nested structure, in its order."""
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
