@@ -1,0 +1,174 @@
+"""A convolution that is faster on a CPU where its maps are small.
+
+On maps of 1x1 and 2x2 pixels a padded 3x3 convolution multiplies mostly zeros, and up to 8x8 it multiplies more than it
+has to. Here it becomes a few products of matrices that never meet a padded zero: one for every output pixel where it
+has a stride (`_by_taps`), Winograd's minimal filtering where it has none (`_by_products`). All of it is differentiable
+as often as wanted.
+"""
+
+from functools import lru_cache
+from itertools import product
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.overrides import handle_torch_function, has_torch_function
+
+from fsl_sage.models.layout import channels_last, in_channels_last
+
+Array = NDArray[np.float64]
+
+
+class Conv2d(nn.Conv2d):
+    """`nn.Conv2d`: the same parameters, the same numbers up to rounding.
+
+    Away from small maps on a CPU it is `nn.Conv2d`'s own operation; also under autocast and in half precision, where
+    the sums and differences of Winograd's products would cost too many digits.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        return in_channels_last(self._small if self._pays(input) else super().forward, input)
+
+    def _pays(self, x: Tensor) -> bool:
+        """Whether the matrix products are faster: measured with one thread, 16 to 256 images, 64 to 512 channels."""
+        if x.device.type != "cpu" or x.dim() != 4 or torch.is_autocast_enabled("cpu"):
+            return False
+        if x.dtype not in (torch.float32, torch.float64) or self.groups != 1 or self.padding_mode != "zeros":
+            return False
+        images, _, rows, columns = x.shape
+        if self.kernel_size == (1, 1):
+            return self.stride == (2, 2) and self.padding == (0, 0) and max(rows, columns) <= 4
+        if self.kernel_size != (3, 3) or self.padding != (1, 1) or self.dilation != (1, 1) or rows != columns:
+            return False
+        if self.stride == (1, 1):
+            return rows in (1, 2, 4) or (rows == 8 and images >= 64)
+        return self.stride == (2, 2) and (rows == 2 or (rows == 4 and images >= 64))
+
+    def _small(self, x: Tensor) -> Tensor:
+        if self.kernel_size == (1, 1):
+            y = _pointwise(x[:, :, ::2, ::2], self.weight.flatten(1))
+        elif x.shape[2] == 1:
+            y = _pointwise(x, self.weight.flatten(2)[:, :, 4])  # only the middle tap meets a pixel
+        elif self.stride == (1, 1):
+            y = _by_products(x, self.weight)
+        else:
+            y = _by_taps(x, self.weight)
+        return y if self.bias is None else y + self.bias[:, None, None]
+
+
+def _pointwise(x: Tensor, taps: Tensor) -> Tensor:
+    """One product for all pixels. x [N, C, H, W], taps [K, C]."""
+    N, C, H, W = x.shape
+    y = x.permute(0, 2, 3, 1).reshape(-1, C) @ taps.contiguous().T
+    return channels_last(y.view(N, H, W, -1).permute(0, 3, 1, 2))
+
+
+def _by_taps(x: Tensor, weight: Tensor) -> Tensor:
+    """Stride 2: one product for every output pixel, over the taps that meet a pixel. x [N, C, H, H]."""
+    N, C, H, _ = x.shape
+    pixels, taps, counts = _meetings(H)
+    patches = _transform(_like(pixels, x), x.permute(0, 2, 3, 1).reshape(N, H * H, C))
+    filters = _transform(_like(taps, x), weight.flatten(2).transpose(1, 2))
+    pairs = zip(torch.split(patches, counts, dim=1), torch.split(filters, counts, dim=1), strict=True)
+    y = torch.stack([patch.flatten(1) @ filter.flatten(1).T for patch, filter in pairs], dim=1)
+    return channels_last(y.view(N, H // 2, H // 2, -1).permute(0, 3, 1, 2))
+
+
+def _by_products(x: Tensor, weight: Tensor) -> Tensor:
+    """A [(B x) (G w)], along rows as along columns. x [N, C, H, H], weight [K, C, 3, 3].
+
+    A line of H pixels in t tiles takes P products for each tile: B is [P t, H], A [H, P t], and G [P P, 9] for both
+    directions. The weights are the same in every tile, so tiles beside each other share one product of matrices.
+    """
+    (N, C, H, _), K = x.shape, weight.shape[0]
+    B, G, A = (_like(table, x) for table in _tables(H))
+    P, t = (3, 1) if H == 2 else (6, H // 4)
+    lines = x.permute(2, 3, 0, 1).reshape(1, H, H * N * C)
+    V = _transform(B, _transform(B, lines).view(P * t, H, N * C)).view(P * t * P, t * N, C)
+    U = torch.bmm(G[None], weight.reshape(1, K * C, 9).transpose(1, 2))
+    U = U.view(P, 1, P, K, C).expand(P, t, P, K, C).reshape(P * t * P, K, C)
+    M = _products(V, U).view(P * t, P * t, N * K)
+    y = _transform(A, _transform(A, M).view(1, P * t, H * N * K)).view(H, H, N, K)
+    return channels_last(y.permute(2, 3, 0, 1))
+
+
+def _transform(table: Tensor, x: Tensor) -> Tensor:
+    """The table [i, j] times every x [b, j, k]; `matmul` would copy x transposed."""
+    return torch.bmm(table.expand(x.shape[0], -1, -1), x)
+
+
+def _products(V: Tensor, U: Tensor) -> Tensor:
+    """V [P, N, C] times U [P, K, C] transposed: [P, N, K]."""
+    if has_torch_function((V, U)):
+        return handle_torch_function(_products, (V, U), V, U)
+    return _Products.apply(V, U)  # type: ignore[no-untyped-call]
+
+
+class _Products(Function):
+    """Differs from `bmm` in that U's gradient comes in U's own layout, which spares a transposed copy."""
+
+    @staticmethod
+    def forward(ctx: Any, V: Tensor, U: Tensor) -> Tensor:
+        ctx.save_for_backward(V, U)
+        return torch.bmm(V, U.transpose(1, 2))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        V, U = ctx.saved_tensors
+        for_V, for_U = ctx.needs_input_grad
+        return (
+            torch.bmm(gradient, U) if for_V else None,
+            torch.bmm(gradient.transpose(1, 2), V) if for_U else None,
+        )
+
+
+def _like(table: Array, x: Tensor) -> Tensor:
+    # A tensor of its own each time: a kept one would carry the mode (inference, tracing) in which it was first made.
+    return torch.tensor(table, dtype=x.dtype, device=x.device)
+
+
+@lru_cache
+def _meetings(size: int) -> tuple[Array, Array, list[int]]:
+    """Which pixel meets which tap, one output pixel after the other, as rows of unit matrices; and how many at each."""
+    line = [[(p, p - center + 1) for p in range(size) if abs(p - center) <= 1] for center in range(0, size, 2)]
+    meetings = [list(product(rows, columns)) for rows, columns in product(line, line)]
+    pixels = [row * size + column for meeting in meetings for (row, _), (column, _) in meeting]
+    taps = [row * 3 + column for meeting in meetings for (_, row), (_, column) in meeting]
+    return np.eye(size * size)[pixels], np.eye(9)[taps], [len(meeting) for meeting in meetings]
+
+
+@lru_cache
+def _tables(size: int) -> tuple[Array, Array, Array]:
+    """B, G and A of `_by_products` for lines of 2 pixels, or of tiles of 4."""
+    B, G, A = _line_of_two() if size == 2 else _line_of_tiles(size // 4)
+    both: Array = np.kron(G, G).astype(np.float64)
+    return B, both, A
+
+
+def _line_of_two() -> tuple[Array, Array, Array]:
+    """Karatsuba's three products: y0 = b (x0 + x1) + (c - b) x1, y1 = b (x0 + x1) + (a - b) x0, for taps a, b, c."""
+    B = np.array([[1.0, 0], [1, 1], [0, 1]])
+    G = np.array([[1.0, -1, 0], [0, 1, 0], [0, -1, 1]])
+    A = np.array([[0.0, 1, 1], [1, 1, 0]])
+    return B, G, A
+
+
+def _line_of_tiles(tiles: int) -> tuple[Array, Array, Array]:
+    """Winograd's F(4, 3), six products for four pixels; ordered by product first and by tile second."""
+    # It multiplies polynomials by their values at points; of the usual choices these lose the fewest digits.
+    points = np.sqrt([0, 0.5, 0.5, 2, 2]) * [0, 1, -1, 1, -1]
+
+    def values(coefficients: int) -> Array:
+        at_infinity = np.eye(coefficients)[-1:]
+        return np.concatenate([np.vander(points, coefficients, increasing=True), at_infinity])
+
+    B = np.zeros((6, tiles, 4 * tiles + 2))
+    A = np.zeros((4 * tiles, 6, tiles))
+    for tile in range(tiles):
+        B[:, tile, 4 * tile : 4 * tile + 6] = np.linalg.inv(values(6)).T
+        A[4 * tile : 4 * tile + 4, :, tile] = values(4).T
+    padded = B.reshape(6 * tiles, -1)
+    return padded[:, 1:-1], values(3), A.reshape(4 * tiles, -1)

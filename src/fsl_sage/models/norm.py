@@ -1,0 +1,79 @@
+"""Normalisation: BatchNorm in the one layout, its statistics, and GroupNorm in its place."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fsl_sage.models.layout import in_channels_last
+
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+_MOST_GROUPS = 32
+
+
+class BatchNorm2d(nn.BatchNorm2d):
+    """`nn.BatchNorm2d` in the one layout."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return in_channels_last(super().forward, input)
+
+
+class GroupNorm(nn.GroupNorm):
+    """`nn.GroupNorm` in the one layout."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return in_channels_last(super().forward, input)
+
+
+def replace_batch_norm(model: nn.Module) -> nn.Module:
+    """Put a GroupNorm with the same weights in the place of every BatchNorm; changes `model` and returns it.
+
+    It has 32 groups where they divide the channels, and otherwise the largest power of two that does.
+    """
+    if isinstance(model, _BatchNorm):
+        return _group_norm(model)
+    for name, child in model.named_children():
+        setattr(model, name, replace_batch_norm(child))
+    return model
+
+
+def _group_norm(batch_norm: _BatchNorm) -> GroupNorm:
+    channels = batch_norm.num_features
+    group_norm = GroupNorm(math.gcd(_MOST_GROUPS, channels), channels, eps=batch_norm.eps, affine=batch_norm.affine)
+    if batch_norm.affine:
+        group_norm.weight, group_norm.bias = batch_norm.weight, batch_norm.bias
+    return group_norm.train(batch_norm.training)
+
+
+def statistics_names(module: nn.Module) -> set[str]:
+    """The names in `module.state_dict()` of the running statistics and step counters of all batch norms."""
+    return {
+        f"{prefix}.{name}" if prefix else name
+        for prefix, child in module.named_modules()
+        if isinstance(child, _BatchNorm)
+        for name in _STATISTICS
+        if getattr(child, name) is not None
+    }
+
+
+@contextmanager
+def batch_statistics(module: nn.Module) -> Iterator[None]:
+    """Run `module` as in training but without a trace: dropout off, running statistics unread and untouched.
+
+    BatchNorm normalises with the batch's own statistics. Everything is as before afterwards.
+    """
+    modes = {child: child.training for child in module.modules()}
+    tracks = {child: child.track_running_stats for child in modes if isinstance(child, _BatchNorm)}
+    try:
+        module.eval()
+        for batch_norm in tracks:
+            batch_norm.training = True
+            batch_norm.track_running_stats = False
+        yield
+    finally:
+        for child, training in modes.items():
+            child.training = training
+        for batch_norm, track in tracks.items():
+            batch_norm.track_running_stats = track
