@@ -253,8 +253,7 @@ class Analysis:
         call = self.traces[0].calls[self.crossings[0].calls_of(cut)[0]]
         if not any(self.crossings[0].from_raw(call.leaves[leaf.leaf].node) for leaf in sent):
             return "what it returns does not carry the input on to the output"
-        sides = self._sides([cut])
-        held = [self.parameters & names for names in sides]
+        held = [self.parameters & names for names in self._used_by([cut])]
         if not held[0]:
             return "no parameters come before it"
         if not held[1]:
@@ -279,6 +278,15 @@ class Analysis:
 
     def _sides(self, cuts: Sequence[str]) -> list[set[str]]:
         """The parameters and buffers that each part uses, and those that nobody uses with the module they belong to."""
+        sides = self._used_by(cuts)
+        used = set().union(*sides)
+        for name in self.tensors:
+            if name not in used:
+                sides[self._side_of_unused(name, cuts)].add(name)
+        return sides
+
+    def _used_by(self, cuts: Sequence[str]) -> list[set[str]]:
+        """The parameters and buffers that each part uses."""
         sides: list[set[str]] = [set() for _ in range(len(cuts) + 1)]
         for crossings, uses in zip(self.crossings, self._uses, strict=True):
             times = [crossings.trace.calls[crossings.calls_of(cut)[0]].exit for cut in cuts]
@@ -286,17 +294,12 @@ class Analysis:
                 for side, (start, end) in enumerate(
                     zip([-1, *times], [*times, len(crossings.trace.nodes)], strict=True)
                 ):
-                    # Positions ascend, so the ends and a search decide without looking at every use.
                     if any(start <= position < end for position in positions):
                         sides[side].add(name)
         for side, cut in enumerate(cuts):
             for crossings, crossing in zip(self.crossings, self._crossing_at.get(cut, []), strict=False):
                 for node in crossing.states_again:
                     sides[side + 1].update(crossings.trace.state_names[node])
-        used = set().union(*sides)
-        for name in self.tensors:
-            if name not in used:
-                sides[self._side_of_unused(name, cuts)].add(name)
         return sides
 
     def _side_of_unused(self, name: str, cuts: Sequence[str]) -> int:
@@ -334,7 +337,7 @@ class Analysis:
         exits = [self.traces[0].calls[self.crossings[0].calls_of(cut)[0]].exit for cut in (first, second)]
         if exits[0] >= exits[1]:
             raise SplitError(f"the second cut must come after the first one; '{second}' does not come after '{first}'")
-        if not self.parameters & self._sides([first, second])[1]:
+        if not self.parameters & self._used_by([first, second])[1]:
             raise SplitError(f"no parameters lie between the cuts '{first}' and '{second}'")
 
     def _resolve_shared(self, sides: list[set[str]], cuts: Sequence[str], tied: Tied) -> tuple[str, ...]:

@@ -70,10 +70,13 @@ def _trial(analysis: Analysis, split: Split) -> Iterator[None]:
         part.eval()
     devices = {tensor.device for tensor in analysis.tensors.values()}
     cuda = sorted(device.index or 0 for device in devices if device.type == "cuda")
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # it rounds otherwise than what training computes
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=cuda):
             yield
     finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
         for part, training in zip(tried, modes, strict=True):
             part.train(training[0])
             for module, mode in zip(part.modules(), training, strict=True):

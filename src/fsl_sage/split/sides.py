@@ -140,6 +140,16 @@ class _Gate:
             run.captured[self.name, nth, leaf] = leaves[leaf].clone() if copied else leaves[leaf]
 
 
+def _is_inside_encoder_layer(model: nn.Module, name: str) -> bool:
+    parts = name.split(".")
+    outer = (model.get_submodule(".".join(parts[:end])) for end in range(len(parts)))
+    return any(isinstance(module, nn.TransformerEncoderLayer) for module in outer)
+
+
+def _no_fast_path(module: nn.Module, args: Any) -> None:
+    """Does nothing, but where there is a hook, torch's encoder layer calls its submodules in evaluation too."""
+
+
 @lru_cache(maxsize=4096)
 def _structure(text: str) -> pytree.TreeSpec:
     return pytree.treespec_loads(text)
@@ -202,7 +212,10 @@ class Part(nn.Module):
                     gate(tensor.module).records[tensor.nth][tensor.leaf] = tensor.sent_as_returned
             gate(self._exit.cut).is_exit = True
         for name, placed in gates.items():
-            model.get_submodule(name).__dict__["forward"] = placed
+            module = model.get_submodule(name)
+            module.__dict__["forward"] = placed
+            if _is_inside_encoder_layer(model, name):
+                module.register_forward_pre_hook(_no_fast_path)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         for module in self._recurrent:  # they keep a list of their weights, which must follow replaced parameters
@@ -280,7 +293,8 @@ class Part(nn.Module):
         for name in self._absent:
             module, attribute = holder_and_attribute(model, name)
             absent: Tensor = getattr(module, attribute)
-            setattr(module, attribute, fn(absent.flatten()[:1].clone()).expand(absent.shape))
+            one = fn(absent.flatten()[:1].clone()).reshape((1,) * absent.dim())
+            setattr(module, attribute, one.expand(absent.shape))
         return self
 
     def extra_repr(self) -> str:
