@@ -10,7 +10,7 @@ from fsl_sage.config import Config, DataConfig
 from fsl_sage.data import KNOWN_SIZES, ImageData, Images, Sizes, client_sizes, load_images, partition
 from fsl_sage.engines.base import Setup
 from fsl_sage.errors import InputError
-from fsl_sage.models import MODELS, replace_batch_norm, statistics_names
+from fsl_sage.models import DEFAULT_CUT, MODELS, replace_batch_norm, statistics_names
 from fsl_sage.roles.client import local_batch_sizes
 from fsl_sage.roles.f_server import client_weights
 from fsl_sage.roles.replica import Slots
@@ -134,11 +134,11 @@ def build_model(config: Config, sizes: Sizes, device: torch.device) -> nn.Module
 def build_parts(config: Config, sizes: Sizes, device: torch.device) -> dict[str, nn.Module]:
     """The model, cut in two, and the auxiliary."""
     model = build_model(config, sizes, device)
+    cut = config.model.cut or DEFAULT_CUT[config.model.name]
+    example = torch.zeros(2, *sizes.image, device=META if device == META else "cpu")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(config.seed, "auxiliary"))
-        parts = make_parts(
-            model, config.model, torch.zeros(2, *sizes.image, device="meta" if device == META else "cpu")
-        )
+        parts = make_parts(model, cut, config.model.auxiliary, example)
     return {part: module.to(device) for part, module in parts.items()}
 
 

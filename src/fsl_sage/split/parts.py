@@ -1,10 +1,13 @@
 """The parts of a run's model: client, server and auxiliary."""
 
 import copy
+from collections import OrderedDict
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from fsl_sage.config import ModelConfig
+from fsl_sage.split.splitting import split_model
 
 
 class _Stages(nn.Sequential):
@@ -15,17 +18,14 @@ class _Stages(nn.Sequential):
         return x
 
 
-def make_parts(model: nn.Module, config: ModelConfig, example: Tensor) -> dict[str, nn.Module]:
+def make_parts(model: nn.Module, cut: str, auxiliary: str, example: Any) -> dict[str, nn.Module]:
+    """Cut the model and derive its auxiliary."""
+    split = split_model(model, cut, example)
     names = [name for name, _ in model.named_children()]
-    cut = names.index(config.cut or "layer2")
-
-    def part(keep):
-        from collections import OrderedDict
-
-        return _Stages(OrderedDict((n, copy.deepcopy(m)) for n, m in model.named_children() if n in keep))
-
-    client = part(names[: cut + 1])
-    server = part(names[cut + 1 :])
-    aux = part(["layer3", "avgpool"])
-    aux.add_module("fc", nn.Linear(256, model.fc.out_features, device=example.device))
-    return {"client": client, "server": server, "auxiliary": aux}
+    block = names[names.index(cut) + 1]
+    stages = OrderedDict({block: copy.deepcopy(model.get_submodule(block))})
+    stages["avgpool"] = nn.AdaptiveAvgPool2d(1)
+    classes = [m for m in model.modules() if isinstance(m, nn.Linear)][-1].out_features
+    channels = [m for m in stages[block].modules() if isinstance(m, nn.Conv2d)][-1].out_channels
+    stages["fc"] = nn.Linear(channels, classes, device=example.device)
+    return {"client": split.client, "server": split.server, "auxiliary": _Stages(stages)}

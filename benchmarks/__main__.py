@@ -1,0 +1,9 @@
+"""`make bench`: all ratios, one after the other."""
+
+from benchmarks import alignment, resnet_step, rounds
+
+if __name__ == "__main__":
+    resnet_step.main()
+    rounds.main()
+    rounds.two_workers()
+    alignment.main()

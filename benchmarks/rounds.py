@@ -1,0 +1,195 @@
+"""A round of each algorithm against a bare PyTorch loop that does the same tensor work.
+
+The bare loop has no roles, messages, ledger, replicas or generators: modules, optimizers and two loops. Both sides use one
+worker and one torch thread, the same modules and the same batches; evaluation is on neither side.
+"""
+
+import copy
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from benchmarks.timing import CONSOLE, compare
+from fsl_sage.config import Config, DataConfig, ModelConfig
+from fsl_sage.data import batch_indices
+from fsl_sage.engines.base import Setup
+from fsl_sage.engines.local import LocalEngine
+from fsl_sage.engines.setup import make_setup
+from fsl_sage.experiment import Federation
+from fsl_sage.models.norm import batch_statistics
+from fsl_sage.seeding import generator
+
+ALGORITHMS = ("fsl-sage", "cse-fsl", "splitfed-ms", "splitfed-ss", "fedavg")
+
+
+def config_for(algorithm: str, model: str, batch_size: int = 64) -> Config:
+    """Four clients with eight steps each; no alignment, which is measured on its own."""
+    return Config(
+        algorithm=algorithm,
+        clients=4,
+        rounds=1000,
+        batch_size=batch_size,
+        align_every=1000,
+        workers=1,
+        device="cpu",
+        data=DataConfig(train_images=4 * 8 * batch_size, test_images=100),
+        model=ModelConfig(name=model),
+    )
+
+
+class Bare:
+    """The same work without the system."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup, self.task, self.config = setup, setup.settings.task, setup.settings.config
+        clients = range(len(setup.examples))
+        self.t = 1
+        self.parts = [{p: copy.deepcopy(m) for p, m in setup.modules.items()} for _ in clients]
+        for part in setup.modules:
+            trained = part in setup.algorithm.averaged or (part == "server" and setup.algorithm.has_s_server)
+            for mine in self.parts:
+                mine[part].requires_grad_(trained)
+        self.optimizers = [{p: adam(m) for p, m in mine.items() if has_gradients(m)} for mine in self.parts]
+
+    def batches(self, client: int):
+        examples = self.setup.examples[client]
+        order = batch_indices(len(examples), self.config.batch_size, generator(0, "order", client, self.t, 0))
+        for step, indices in enumerate(order):
+            yield self.task.training_batch(examples[indices], generator(0, "augment", client, self.t, step))
+
+    def cut_gradient(self, head: nn.Module, z: torch.Tensor, target: dict, train: bool) -> torch.Tensor:
+        leaf = z.detach().requires_grad_()
+        if train:
+            head.train()
+            self.task.loss(head(leaf), target).backward()
+            return leaf.grad
+        with batch_statistics(head):
+            return torch.autograd.grad(self.task.loss(head(leaf), target), leaf)[0]
+
+    def step(self, client: int, *parts: str) -> None:
+        for part in parts:
+            self.optimizers[client][part].step()
+            self.optimizers[client][part].zero_grad()
+
+    def learn(self, z: torch.Tensor, target: dict) -> None:
+        server = self.parts[0]["server"].train()
+        self.task.loss(server(z), target).backward()
+        self.step(0, "server")
+
+    def average(self, parts: tuple[str, ...]) -> None:
+        for part in parts:
+            states = [mine[part].state_dict() for mine in self.parts]
+            for name, first in states[0].items():
+                if first.is_floating_point():
+                    mean = torch.stack([state[name] for state in states]).mean(0)
+                    for state in states:
+                        state[name].copy_(mean)
+
+    def play(self) -> None:
+        getattr(self, self.config.algorithm.replace("-", "_"))()
+        self.t += 1
+
+    def auxiliary_round(self, train: bool) -> None:
+        uploads = []
+        for client, mine in enumerate(self.parts):
+            for k, batch in enumerate(self.batches(client)):
+                z = boundary(mine["client"].train()(batch.inputs))
+                if k % self.config.upload_every == 0:
+                    uploads.append((k, client, z.detach(), batch.target))
+                z.backward(self.cut_gradient(mine["auxiliary"], z, batch.target, train))
+                self.step(client, *(("client", "auxiliary") if train else ("client",)))
+        for _, _, z, target in sorted(uploads, key=lambda upload: upload[:2]):
+            self.learn(z, target)
+        newest = {client: (z, target) for _, client, z, target in uploads}
+        for client, (z, target) in newest.items():  # fidelity
+            for part, owner in (("auxiliary", client), ("server", 0)):
+                self.cut_gradient(self.parts[owner][part].requires_grad_(False), z, target, False)
+        self.parts[0]["server"].requires_grad_(True)
+        for mine in self.parts:
+            mine["auxiliary"].requires_grad_(train)
+        self.average(("client", "auxiliary") if train else ("client",))
+
+    def fsl_sage(self) -> None:
+        self.auxiliary_round(train=False)
+
+    def cse_fsl(self) -> None:
+        self.auxiliary_round(train=True)
+
+    def in_step(self, server_of) -> None:
+        for batches in zip(*(list(self.batches(client)) for client in range(len(self.parts))), strict=True):
+            for client, batch in enumerate(batches):
+                z = boundary(self.parts[client]["client"].train()(batch.inputs))
+                owner = server_of(client)
+                z.backward(self.cut_gradient(self.parts[owner]["server"], z, batch.target, True))
+                self.step(owner, "server")
+                self.step(client, "client")
+
+    def splitfed_ss(self) -> None:
+        self.in_step(lambda client: 0)
+        self.average(("client",))
+
+    def splitfed_ms(self) -> None:
+        self.in_step(lambda client: client)
+        self.average(("client", "server"))
+
+    def fedavg(self) -> None:
+        for client, mine in enumerate(self.parts):
+            for batch in self.batches(client):
+                z = boundary(mine["client"].train()(batch.inputs))
+                z.backward(self.cut_gradient(mine["server"], z, batch.target, True))
+                self.step(client, "client", "server")
+        self.average(("client", "server"))
+
+
+def boundary(output) -> torch.Tensor:
+    """The one boundary tensor of these models."""
+    (z,) = getattr(output, "tensors", (output,))
+    return z
+
+
+def has_gradients(module: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in module.parameters())
+
+
+def adam(module: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(module.parameters(), lr=1e-3, weight_decay=1e-4, fused=True)
+
+
+def main(repeats: int = 5) -> None:
+    torch.set_num_threads(1)
+    CONSOLE.print("\n[bold]A round against a bare PyTorch loop[/] (time over time; at most 1.10 for resnet18)")
+    for model in ("resnet18", "small-cnn"):
+        for algorithm in ALGORITHMS:
+            setup = make_setup(config_for(algorithm, model))
+            federation, bare = Federation(setup, LocalEngine(setup)), Bare(setup)
+            cohort = list(range(4))
+            rounds = iter(range(1, 1000))  # round 0 would align
+            ratio = compare(lambda: federation.play_round(next(rounds), cohort), bare.play, repeats)  # noqa: B023
+            CONSOLE.print(f"  {model:<10} {algorithm:<12} {ratio}")
+            federation.engine.close()
+
+
+def two_workers(repeats: int = 5) -> None:
+    """Two workers over one, for algorithms whose clients don't wait."""
+    CONSOLE.print("\n[bold]One worker over two[/] (time over time; at least 1.7 on two cores; the bits are the same)")
+    for algorithm in ("fsl-sage", "cse-fsl", "fedavg"):
+        federations = []
+        for workers in (1, 2):
+            config = replace(config_for(algorithm, "resnet18"), workers=workers)
+            setup = make_setup(config)
+            federations.append(Federation(setup, LocalEngine(setup)))
+        rounds = [iter(range(1, 1000)) for _ in federations]
+
+        def play(side: int) -> None:
+            federations[side].play_round(next(rounds[side]), list(range(4)))  # noqa: B023
+
+        ratio = compare(lambda: play(0), lambda: play(1), repeats)  # noqa: B023
+        CONSOLE.print(f"  resnet18   {algorithm:<12} {ratio}")
+        for federation in federations:
+            federation.engine.close()
+
+
+if __name__ == "__main__":
+    main()
+    two_workers()
