@@ -146,8 +146,8 @@ class Config:
     """Clients that train side by side (all cores if not given); never changes a number."""
     on_client_failure: Literal["stop", "drop"] = "stop"
     """A client whose code fails stops the run, or is dropped from the round and listed in its metrics."""
-    engine: Literal["local", "ray"] = "local"
-    """What carries the messages: threads of this process, or Ray actors (extra `ray`)."""
+    engine: Literal["local", "ray", "flower"] = "local"
+    """What carries the messages: threads of this process, Ray actors (extra `ray`), or Flower (`fsl-sage deploy`)."""
     ray_address: str | None = None
     """The cluster to run on: HOST:PORT, or auto for the one of this machine; without a cluster if not given."""
     ray_num_gpus: float | None = None

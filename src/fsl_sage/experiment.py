@@ -110,6 +110,8 @@ def play(
 
 
 def _build(directory: RunDirectory, config: Config) -> "Federation":
+    if config.engine == "flower":
+        raise InputError("A run on Flower is an app: make it by 'fsl-sage deploy init DIR' and start it by 'flwr run'.")
     setup = make_setup(config)
     _draw_classes(directory, setup)
     return Federation(setup, LocalEngine(setup))
