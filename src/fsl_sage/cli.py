@@ -16,7 +16,11 @@ from fsl_sage.data import fetch
 from fsl_sage.errors import InputError, TrainingError
 from fsl_sage.experiment import Result, cost, resume, run
 from fsl_sage.records.run_directory import RunDirectory
+from fsl_sage.report.compare import costs_of_runs, prepare, raise_failures, run_grid, side_by_side
+from fsl_sage.report.grid import Grid, load_grid, parse_vary, plan_runs
+from fsl_sage.report.progress import Progress, print_costs_of_grid, print_report
 from fsl_sage.report.terminal import Display, print_costs, print_summary
+from fsl_sage.report.write import ReportOptions, write_report
 
 OUT = Console()
 ERRORS = Console(stderr=True)
@@ -46,6 +50,41 @@ class CostArguments:
     json: bool = False
     """Print one JSON object keyed by algorithm."""
     config: Annotated[Config, Flat] = field(default_factory=Config)
+
+
+@dataclass(frozen=True)
+class CompareArguments:
+    """Run every combination of algorithms, seeds and settings, and write a report; the same command goes on."""
+
+    file: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[PRESET.toml]")] = None
+    """A TOML file with defaults that the options override; its table [compare] may hold the grid."""
+    preset: str | None = None
+    """A preset of the package that the options override."""
+    algorithms: tuple[str, ...] = ()
+    """The algorithms to compare."""
+    seeds: tuple[int, ...] = ()
+    """The seeds of each."""
+    alpha: tuple[str, ...] = ()
+    """Dirichlet parameters of the partition, or iid: --alpha iid 1 0.1"""
+    vary: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """OPTION=a,b,c: run with each value of an option, as in align_every=2,5,10; may be given several times."""
+    jobs: int | None = None
+    """Runs side by side (by the cores if not given); never changes a number."""
+    dry_run: bool = False
+    """Print the grid with the bytes of each run, and run nothing."""
+    report: Annotated[ReportOptions, Flat] = field(default_factory=ReportOptions)
+    config: Annotated[Config, Flat] = field(default_factory=Config)
+
+
+@dataclass(frozen=True)
+class ReportArguments:
+    """Write figures, tables and report.html from the run directories under a folder."""
+
+    folder: Annotated[Path, tyro.conf.Positional]
+    """A run directory, or a folder with run directories in it."""
+    out: Path | None = None
+    """Where to write (FOLDER/report if not given)."""
+    report: Annotated[ReportOptions, Flat] = field(default_factory=ReportOptions)
 
 
 @dataclass(frozen=True)
@@ -93,6 +132,34 @@ def cost_command(args: Sequence[str]) -> None:
         print_costs(OUT, costs, arguments.config)
 
 
+def compare_command(args: Sequence[str]) -> None:
+    """Run a grid of algorithms, seeds and settings, and write a report; resumable."""
+    arguments, grid = _parse_comparison(args)
+    plans = plan_runs(arguments.config, grid)
+    if arguments.dry_run:
+        print_costs_of_grid(OUT, plans, costs_of_runs(plans))
+        return
+    folder = arguments.config.out
+    if folder is None:
+        raise InputError("compare needs --out, the folder for its runs; give the same one to go on.")
+    jobs = prepare(plans, folder)
+    try:
+        run_grid(jobs, folder, *side_by_side(arguments.config, len(jobs), arguments.jobs), Progress(OUT, jobs))
+    except KeyboardInterrupt:
+        ERRORS.print("\nStopped. Go on with the same command.")
+        sys.exit(130)
+    if any(job.state == "finished" for job in jobs):
+        print_report(OUT, write_report(folder, folder / "report", arguments.report))
+    raise_failures(jobs)
+
+
+def report_command(args: Sequence[str]) -> None:
+    """Write figures, tables and report.html from finished runs."""
+    arguments = tyro.cli(ReportArguments, prog="fsl-sage report", args=args)
+    out = arguments.out or arguments.folder / "report"
+    print_report(OUT, write_report(arguments.folder, out, arguments.report))
+
+
 def data_command(args: Sequence[str]) -> None:
     """Get a data set ahead of time: fsl-sage data get NAME."""
     arguments = tyro.cli(DataArguments, prog="fsl-sage data", args=args)
@@ -104,6 +171,8 @@ def data_command(args: Sequence[str]) -> None:
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "run": run_command,
     "resume": resume_command,
+    "compare": compare_command,
+    "report": report_command,
     "cost": cost_command,
     "data": data_command,
 }
@@ -117,6 +186,22 @@ def _parse(kind: type[Arguments], command: str, args: Sequence[str]) -> Argument
     source = _preset_of(args)
     default = kind() if source is None else kind(config=load_preset(source))
     return tyro.cli(kind, prog=f"fsl-sage {command}", default=default, args=args)
+
+
+def _parse_comparison(args: Sequence[str]) -> tuple[CompareArguments, Grid]:
+    """Options over a preset and its table [compare] over the defaults; `--vary` replaces option by option."""
+    source = _preset_of(args)
+    grid, config = (Grid(), Config()) if source is None else (load_grid(source), load_preset(source))
+    default = CompareArguments(
+        algorithms=grid.algorithms,
+        seeds=grid.seeds,
+        alpha=grid.alpha,
+        report=ReportOptions(grid.target),
+        config=config,
+    )
+    arguments = tyro.cli(CompareArguments, prog="fsl-sage compare", default=default, args=args)
+    vary = {**grid.vary, **parse_vary(arguments.vary)}
+    return arguments, Grid(arguments.algorithms, arguments.seeds, arguments.alpha, vary)
 
 
 def _preset_of(args: Sequence[str]) -> str | None:

@@ -1,0 +1,188 @@
+"""Running a grid: each run in its own process, several side by side; what is finished is not run again."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from fsl_sage.config import Config, digest, option
+from fsl_sage.engines.setup import make_dry_setup, pick_device
+from fsl_sage.errors import InputError, TrainingError
+from fsl_sage.experiment import run_cost
+from fsl_sage.records.run_directory import RunDirectory
+from fsl_sage.report.grid import Plan
+from fsl_sage.report.jobs import Job
+from fsl_sage.report.options import flatten, settings_of
+from fsl_sage.report.progress import Progress
+
+Process = subprocess.Popen[bytes]
+POLL_SECONDS = 0.25
+
+
+def prepare(plans: Sequence[Plan], out: Path) -> list[Job]:
+    """The jobs of a grid under `out`; refuses a directory that holds another run before anything starts."""
+    _check_setups([plan.config for plan in plans])
+    jobs = [Job(plan, RunDirectory(out / plan.name)) for plan in plans]
+    for job in jobs:
+        if job.directory.config_file.exists():
+            _check_same(job)
+            job.look()
+            job.state = "finished" if job.directory.finished() else "waiting"
+    return jobs
+
+
+def _check_setups(configs: Sequence[Config]) -> None:
+    """Refuse impossible models, data and sizes: one dry setup for all runs that have the same shapes."""
+    shapes = dict.fromkeys(
+        replace(config, seed=0, algorithm="fsl-sage", data=replace(config.data, partition="iid", alpha=1.0))
+        for config in configs
+    )
+    for config in shapes:
+        pick_device(config.device)
+        make_dry_setup(config)
+
+
+def _check_same(job: Job) -> None:
+    held, wanted = job.directory.config(), job.plan.config
+    if digest(held) == digest(wanted):
+        return
+    if not job.directory.metrics():
+        job.directory.abandon()
+        return
+    there, asked = (flatten(settings_of(config)) for config in (held, wanted))
+    differ = [f"{option(path)} {there[path]}, not {asked[path]}" for path in asked if there[path] != asked[path]]
+    raise InputError(
+        f"{job.directory.path} holds a run with other options ({'; '.join(differ) or 'other computing options'}): "
+        "give another --out, or move that directory away."
+    )
+
+
+def side_by_side(config: Config, runs: int, jobs: int | None) -> tuple[int, int]:
+    """(runs at once, workers of each): together about as many as there are cores; one at a time on a GPU."""
+    cores = max(1, _cores() // config.threads)
+    if jobs is None:
+        jobs = cores if pick_device(config.device).type == "cpu" else 1
+    jobs = max(1, min(jobs, runs))
+    return jobs, config.workers or max(1, cores // jobs)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def run_grid(jobs: Sequence[Job], out: Path, at_once: int, workers: int, progress: Progress) -> None:
+    """Run what is not finished. An interrupt stops the processes; their checkpoints stay."""
+    waiting = [job for job in jobs if job.state == "waiting"]
+    running: list[tuple[Job, Process]] = []
+    with _lock(out), progress:
+        try:
+            while waiting or running:
+                while waiting and len(running) < at_once:
+                    job = waiting.pop(0)
+                    running.append((job, _start(job, workers)))
+                    progress.changed(job)
+                time.sleep(POLL_SECONDS)
+                for job, process in list(running):
+                    if job.look():
+                        progress.moved(job)
+                    if process.poll() is not None:
+                        running.remove((job, process))
+                        _end(job, process)
+                        progress.changed(job)
+        finally:
+            for job, process in running:
+                _stop(job, process)
+
+
+@contextmanager
+def _lock(out: Path) -> Iterator[None]:
+    """No second comparison in the same folder at the same time (where the system has file locks)."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        file = open(out / ".lock", "w")  # noqa: SIM115
+    except OSError as error:
+        raise InputError(f"--out {out} cannot be written: {error.strerror}.") from None
+    with file:
+        try:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except ImportError:
+            pass
+        except OSError:
+            raise InputError(f"Another comparison is running in {out}: wait for it, or give another --out.") from None
+        yield
+
+
+def _start(job: Job, workers: int) -> Process:
+    if not job.directory.config_file.exists():
+        RunDirectory.create(replace(job.plan.config, out=job.directory.path))
+    job.state = "running"
+    command = [sys.executable, "-m", "fsl_sage.report.worker", str(job.directory.path), str(workers)]
+    with open(_log(job), "wb") as log:
+        # A session of its own: an interrupt from the keyboard reaches this process alone, which then stops the runs.
+        return Process(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONIOENCODING": "utf-8"},
+            start_new_session=True,
+        )
+
+
+def _log(job: Job) -> Path:
+    return job.directory.path / "run.log"
+
+
+def _end(job: Job, process: Process) -> None:
+    """Look how a run ended, and what it said last if it failed."""
+    process.communicate()
+    job.look()
+    code = process.returncode
+    if code == 0 and job.directory.finished():
+        job.state = "finished"
+        return
+    job.state = "failed"
+    said = [line.strip() for line in _log(job).read_text("utf-8", errors="replace").splitlines() if line.strip()]
+    if code < 0:
+        job.error = f"killed by signal {-code}" + (" (out of memory?)" if -code == signal.SIGKILL else "")
+    else:
+        job.error = said[-1] if said else "it ended without a word"
+
+
+def _stop(job: Job, process: Process) -> None:
+    """A checkpoint stands after every round, so a run may be ended at any moment."""
+    process.terminate()
+    process.communicate()
+    job.state = "waiting"
+
+
+def raise_failures(jobs: Sequence[Job]) -> None:
+    """Say which runs failed, and why."""
+    failed = [job for job in jobs if job.state == "failed"]
+    if failed:
+        lines = "".join(f"\n  {job.plan.name}: {job.error}" for job in failed)
+        raise TrainingError(
+            f"{len(failed)} of {len(jobs)} runs failed; run.log says more, the same command tries them again.{lines}"
+        )
+
+
+def costs_of_runs(plans: Sequence[Plan]) -> list[dict[str, int]]:
+    """What each run moves, in rounds and bytes, without training."""
+    known: dict[Config, dict[str, int]] = {}
+    found = []
+    for plan in plans:
+        config = plan.config
+        if config.cohort == 1:  # then neither who is drawn nor who holds which class changes a byte
+            data = replace(config.data, partition="iid", alpha=1.0)
+            config = replace(config, seed=0, data=data)
+        if config not in known:
+            known[config] = run_cost(config)
+        found.append(known[config])
+    return found

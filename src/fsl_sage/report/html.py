@@ -1,0 +1,204 @@
+"""report.html: one file with everything in it, plotly.js too, that opens offline."""
+
+import base64
+import html
+import json
+import math
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from string import Template
+from typing import Any
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.colors import to_hex
+from plotly.offline import get_plotlyjs
+
+from fsl_sage.config import option, to_dict
+from fsl_sage.report.figures import Drawing
+from fsl_sage.report.options import flatten
+from fsl_sage.report.study import ACCURACY, COSINE, LOSS, NMSE, Metric, Series, Study
+from fsl_sage.report.style import style
+from fsl_sage.report.tables import Table, to_html
+
+SHORT = {ACCURACY: "accuracy", LOSS: "loss", COSINE: "fidelity (cosine)", NMSE: "fidelity (NMSE)"}
+FINDINGS = 6
+"""Settings whose target is told above all; the table has the rest."""
+
+
+def make_page(
+    title: str,
+    study: Study,
+    tables: Sequence[Table],
+    figures: Sequence[tuple[Drawing, bytes]],
+    notes: Sequence[str],
+    bandwidth: float,
+) -> str:
+    """The page; `figures` come with their PNGs."""
+    page = files("fsl_sage.report") / "page"
+    return Template((page / "report.html").read_text("utf-8")).substitute(
+        title=html.escape(title),
+        style=(page / "report.css").read_text("utf-8"),
+        lead=html.escape(_lead(study)),
+        notes=_notes(notes),
+        findings=_findings(tables),
+        tables="\n".join(_table(table) for table in tables),
+        figures="\n".join(_figure(drawing, png) for drawing, png in figures),
+        configuration=_configuration(study),
+        bandwidth=f"{bandwidth:g}",
+        plotly=get_plotlyjs(),
+        data=json.dumps(_data(study), allow_nan=False, separators=(",", ":")).replace("</", "<\\/"),
+        script=(page / "report.js").read_text("utf-8"),
+    )
+
+
+def _lead(study: Study) -> str:
+    def told(values: Sequence[str]) -> str:
+        unique = list(dict.fromkeys(values))
+        return " and ".join([", ".join(unique[:-1]), unique[-1]] if len(unique) > 1 else unique)
+
+    configs = [run.config for run in study.runs]
+    runs = f"{len(configs)} run{'s' if len(configs) > 1 else ''}"
+    unfinished = sum(run.stopped is None for run in study.runs)
+    return (
+        f"{told([config.model.name for config in configs])} on {told([config.data.name for config in configs])}, "
+        f"{told([str(config.clients) for config in configs])} clients: "
+        f"{told([style(name).name for name in study.algorithms])}. "
+        f"{runs}{f', {unfinished} of them unfinished' if unfinished else ''}."
+    )
+
+
+def _notes(notes: Sequence[str]) -> str:
+    lines = "".join(f"<p>{html.escape(note)}</p>" for note in notes)
+    return f'<div class="notes">{lines}</div>' if notes else ""
+
+
+def _findings(tables: Sequence[Table]) -> str:
+    """Who needs how much to a target accuracy, setting by setting, the least first."""
+    table = next((table for table in tables if table.name == "to-target"), None)
+    if table is None:
+        return ""
+    groups: dict[tuple[str, str], list[tuple[float, Any]]] = {}
+    for row, record in zip(table.rows, table.records, strict=True):
+        least = record["gib"] if record["gib"] != "" and record["reached"] == record["seeds"] else math.inf
+        groups.setdefault((row[0].text, row[1].text), []).append((least, (row, record)))
+    tiles = [_finding(*key, sorted(lines, key=lambda line: line[0])) for key, lines in groups.items() if len(lines) > 1]
+    return f'<div class="findings">{"".join(tiles[:FINDINGS])}</div>' if tiles else ""
+
+
+def _finding(setting: str, target: str, lines: Sequence[tuple[float, Any]]) -> str:
+    first_gib, (_, first) = lines[0]
+    look = style(first["algorithm"])
+    where = html.escape(f"{target} test accuracy" + (f", {setting}" if setting.strip("–") else ""))
+    if not math.isfinite(first_gib):
+        return f'<div class="finding"><p class="where">{where}</p><p class="winner">reached by none</p></div>'
+    items = []
+    for gib, (row, record) in lines[1:]:
+        name = html.escape(style(record["algorithm"]).name)
+        if math.isfinite(gib):
+            told = f"{gib:.2f} GiB ({gib / first_gib:.1f} ×)"
+        elif record["reached"]:
+            told = f"{record['reached']} of {record['seeds']} seeds"
+        else:
+            told = f"{row[5].text} GiB"
+        items.append(f"<li><span>{name}</span><span>{html.escape(told)}</span></li>")
+    return (
+        f'<div class="finding"><p class="where">{where}</p><p class="winner"><i style="background:{look.colour}"></i>'
+        f"{html.escape(look.name)}: {first_gib:.2f} GiB</p><ul>{''.join(items)}</ul></div>"
+    )
+
+
+def _table(table: Table) -> str:
+    caption = html.escape(table.caption)
+    if table.name == "runs":
+        return f'<details><summary>{caption}</summary><div class="scroll">{to_html(table)}</div></details>'
+    return f'<div class="table" id="{table.name}"><p class="caption">{caption}.</p>{to_html(table)}</div>'
+
+
+def _figure(drawing: Drawing, png: bytes) -> str:
+    width, height = drawing.figure.get_size_inches()
+    wide = ' class="wide"' if width > 1.8 * height else ""
+    text, source = html.escape(drawing.caption), base64.b64encode(png).decode()
+    image = f'<img alt="{text}" src="data:image/png;base64,{source}">'
+    return f"<figure{wide}>{image}<figcaption>{text}.</figcaption></figure>"
+
+
+def _configuration(study: Study) -> str:
+    options = [flatten({"algorithm": run.config.algorithm, **to_dict(run.config)}) for run in study.runs]
+    hidden = {"out", "workers", "seed", "algorithm"}
+    same = {
+        path: value
+        for path, value in options[0].items()
+        if path not in hidden and all(other.get(path) == value for other in options)
+    }
+    differ = [path for path in options[0] if path not in hidden | set(same)]
+    environments = list(dict.fromkeys(run.environment for run in study.runs if run.environment))
+    parts = [
+        f"<details open><summary>Options that all runs share</summary>{_definitions(same)}</details>",
+        *(
+            f"<details><summary>{html.escape(_title(series))}: options that differ between runs</summary>"
+            f"{_definitions(_values(series, differ))}</details>"
+            for series in (study.series if differ else ())
+        ),
+        *(f'<p class="hint">{html.escape(environment)}</p>' for environment in environments),
+    ]
+    return "\n".join(parts)
+
+
+def _title(series: Series) -> str:
+    return ", ".join([style(series.algorithm).name, *([series.setting.label] if series.setting.label else [])])
+
+
+def _values(series: Series, paths: Sequence[str]) -> dict[str, Any]:
+    own = [flatten(to_dict(run.config)) for run in series.all_runs]
+    seeds = ", ".join(str(run.config.seed) for run in series.all_runs)
+    return {"seed": seeds, **{path: ", ".join(dict.fromkeys(str(each[path]) for each in own)) for path in paths}}
+
+
+def _definitions(values: Mapping[str, Any]) -> str:
+    pairs = ((option(path), "none" if value is None else str(value)) for path, value in values.items())
+    return f"<dl>{''.join(f'<div><dt>{html.escape(a)}</dt><dd>{html.escape(b)}</dd></div>' for a, b in pairs)}</dl>"
+
+
+# What the script draws
+
+
+def _data(study: Study) -> dict[str, Any]:
+    metrics = [metric for metric in SHORT if study.has(metric)]
+    looks = [style(algorithm) for algorithm in study.algorithms]
+    return {
+        "algorithms": [{"name": look.name, "colour": look.colour, "dash": look.dash} for look in looks],
+        "settings": [setting.label for setting in study.settings],
+        "metrics": [_metric(metric) for metric in metrics],
+        "series": [_series(study, series, metrics) for series in study.series],
+        "shades": [to_hex(colour) for colour in colormaps["viridis"](np.linspace(0, 0.9, 24))],
+    }
+
+
+def _metric(metric: Metric) -> dict[str, str]:
+    return {"key": metric.key, "label": metric.label, "unit": metric.unit, "short": SHORT[metric]}
+
+
+def _series(study: Study, series: Series, metrics: Sequence[Metric]) -> dict[str, Any]:
+    first = series.curve(metrics[0])
+    places = [place for place, setting in enumerate(study.settings) if setting.covers(series.setting)]
+    values = {}
+    for metric in metrics:
+        if series.has(metric):
+            curve = series.curve(metric)
+            values[metric.key] = {"mean": _numbers(curve.mean), "std": _numbers(curve.std)}
+    return {
+        "algorithm": study.algorithms.index(series.algorithm),
+        "settings": places,
+        "label": series.setting.label,
+        "seeds": len(series.runs),
+        "rounds": first.rounds.tolist(),
+        "gib": _numbers(first.gib),
+        "seconds": _numbers(first.seconds),
+        "values": values,
+    }
+
+
+def _numbers(values: np.ndarray) -> list[float | None]:
+    """Six digits; null for what was not measured."""
+    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values]

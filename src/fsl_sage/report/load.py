@@ -1,0 +1,105 @@
+"""Reading run directories back: raw metrics only, nothing that a run has not written down."""
+
+import json
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fsl_sage.config import Config
+from fsl_sage.errors import InputError
+from fsl_sage.records.run_directory import RunDirectory
+from fsl_sage.wire.ledger import GIB
+from fsl_sage.wire.message import AUXILIARY
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run as its directory tells it."""
+
+    name: str
+    """The directory, relative to the folder of the report."""
+    config: Config
+    metrics: list[dict[str, Any]]
+    stopped: str | None
+    """Which stop rule ended it; None while it is unfinished."""
+    busiest_bytes: np.ndarray
+    """[rounds + 1] Bytes up and down of the client that moved most, everything counted; first the first download."""
+    auxiliary_bytes: int | None
+    """Size of the auxiliary as it travelled; None where it never did."""
+    classes: tuple[np.ndarray, list[str]] | None
+    """Training examples [clients, classes], and the classes' names."""
+    environment: str
+    """Versions and machine."""
+
+    def values(self, name: str) -> np.ndarray:
+        """[rounds] One metric; NaN where it does not apply."""
+        return np.array([np.nan if line.get(name) is None else line[name] for line in self.metrics], dtype=float)
+
+    @property
+    def gib(self) -> np.ndarray:
+        """[rounds] GiB moved so far, by the paper's convention."""
+        return self.values("bytes_paper") / GIB
+
+
+def load_runs(folder: Path) -> tuple[list[Run], list[str]]:
+    """All runs under a folder that have played a round, and a sentence on each that cannot be used."""
+    if not folder.is_dir():
+        raise InputError(f"There is no folder {folder}.")
+    runs, notes = [], []
+    for file in sorted(folder.rglob("config.json")):
+        directory = RunDirectory(file.parent)
+        name = str(file.parent.relative_to(folder)) if file.parent != folder else folder.resolve().name
+        try:
+            run = _load(name, directory)
+        except (InputError, ValueError, KeyError, TypeError, OSError) as error:
+            notes.append(f"{name} is left out: {error}")
+            continue
+        if run.metrics:
+            runs.append(run)
+        else:
+            notes.append(f"{name} is left out: it has not played a round yet.")
+    if not runs:
+        raise InputError(f"There is no run to report in {folder}." + "".join(f" {note}" for note in notes[:3]))
+    return runs, notes
+
+
+def _load(name: str, directory: RunDirectory) -> Run:
+    config = directory.config()
+    metrics = _readable(directory.metrics_file, directory.metrics)
+    result = _readable(directory.result_file, directory.result)
+    busiest, auxiliary = _from_ledger(directory, len(metrics))
+    stopped = result["stopped"] if result else None
+    classes = _readable(directory.classes_file, directory.classes)
+    return Run(name, config, metrics, stopped, busiest, auxiliary, classes, _environment(directory))
+
+
+def _environment(directory: RunDirectory) -> str:
+    written = json.loads(directory.config_file.read_text())
+    versions = [f"{name} {number}" for name, number in written.get("versions", {}).items()]
+    return ", ".join([*versions, *written.get("machine", {}).values()])
+
+
+def _readable(file: Path, read: Callable[[], Any]) -> Any:
+    try:
+        return read()
+    except (json.JSONDecodeError, UnicodeDecodeError, ValueError, StopIteration):
+        raise InputError(f"{file.name} is damaged.") from None
+
+
+def _from_ledger(directory: RunDirectory, rounds: int) -> tuple[np.ndarray, int | None]:
+    """The busiest client's bytes by round, and the size of one auxiliary."""
+    by_client: dict[tuple[int, int], int] = defaultdict(int)
+    auxiliaries = []
+    for entry in _readable(directory.ledger_file, directory.ledger):
+        by_client[entry.round, entry.client] += entry.bytes
+        if entry.kind == AUXILIARY:
+            auxiliaries.append(entry.bytes)
+    busiest = np.zeros(rounds + 1)
+    for (t, _), amount in by_client.items():
+        if t < rounds:
+            busiest[t + 1] = max(busiest[t + 1], amount)
+    return busiest, min(auxiliaries, default=None)

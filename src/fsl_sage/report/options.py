@@ -1,0 +1,74 @@
+"""A configuration seen as flat options: which of them a comparison varies, and which algorithms they concern."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fsl_sage.algorithms import ALGORITHMS
+from fsl_sage.algorithms.fsl_sage import FSLSAGE
+from fsl_sage.config import NO_PART_OF_THE_RESULT, Config, DataConfig, to_dict
+
+HETEROGENEITY = "heterogeneity"
+"""The one name under which the partition and its parameter are compared."""
+IID = "iid"
+
+# What distinguishes the runs of a series, or says where and how a run was computed: never a setting.
+_NO_SETTING = {"algorithm", "seed", "device", "threads", "data.dir", *NO_PART_OF_THE_RESULT}
+_PARTITION = {"data.partition", "data.alpha", "data.shards_per_client"}
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested values by dotted path: {"data": {"alpha": 1}} is {"data.alpha": 1}."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+    return flat
+
+
+def nest(path: str, value: Any) -> dict[str, Any]:
+    """The nested values with one option in them."""
+    for name in reversed(path.split(".")):
+        value = {name: value}
+    return value
+
+
+def option_path(name: str) -> str:
+    """An option as a person writes it (--align-every, align_every, model.auxiliary) as a field's path."""
+    return name.strip().removeprefix("--").replace("-", "_")
+
+
+def settings_of(config: Config) -> dict[str, Any]:
+    """All options that may be a setting of a comparison; the partition is one of them, as `heterogeneity`."""
+    flat = flatten(to_dict(config))
+    kept = {path: value for path, value in flat.items() if path not in _NO_SETTING | _PARTITION}
+    return {HETEROGENEITY: heterogeneity(config.data), **kept}
+
+
+def heterogeneity(data: DataConfig) -> str:
+    """The partition as it stands in the names of runs: iid, alpha0.1 or shards2."""
+    if data.partition == "dirichlet":
+        return f"alpha{data.alpha:g}"
+    return f"shards{data.shards_per_client}" if data.partition == "shards" else IID
+
+
+def dirichlet_alpha(name: str) -> float | None:
+    """The alpha behind a heterogeneity: iid is the limit of large alpha; None for shards."""
+    if name == IID:
+        return float("inf")
+    return float(name.removeprefix("alpha")) if name.startswith("alpha") else None
+
+
+def concerns(algorithm: str, path: str) -> bool:
+    """Whether an option can change a run of this algorithm.
+
+    In a comparison `align_until` is lazy-fsl-sage's alone: fsl-sage beside it aligns to the end.
+    """
+    kind = ALGORITHMS.get(algorithm)
+    if kind is None:
+        return True
+    if path == "align_until":
+        return algorithm == "lazy-fsl-sage"
+    if path in ("align_every", "warm_start") or path.startswith("alignment."):
+        return issubclass(kind, FSLSAGE)
+    if path in ("model.auxiliary", "upload_every"):
+        return "auxiliary" in kind.holds
+    return True

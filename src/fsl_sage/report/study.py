@@ -1,0 +1,264 @@
+"""What a set of runs compares: settings, series of runs that differ in the seed only, and their statistics."""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fsl_sage.report.load import Run
+from fsl_sage.report.options import HETEROGENEITY, concerns, dirichlet_alpha, settings_of
+from fsl_sage.report.style import rank, value_name
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number of every round."""
+
+    key: str
+    label: str
+    unit: str = ""
+    scale: float = 1.0
+    higher_is_better: bool = True
+
+    @property
+    def axis(self) -> str:
+        """The label of an axis."""
+        return f"{self.label}, {self.unit}" if self.unit else self.label
+
+    def best(self, values: np.ndarray) -> float:
+        """The best of some values."""
+        return float(np.nanmax(values) if self.higher_is_better else np.nanmin(values))
+
+
+ACCURACY = Metric("test_accuracy", "test accuracy", "%", 100.0)
+LOSS = Metric("test_loss", "test loss", higher_is_better=False)
+COSINE = Metric("fidelity_cosine", "cosine of estimated and true cut gradients")
+NMSE = Metric("fidelity_nmse", "NMSE of estimated cut gradients", higher_is_better=False)
+
+
+class Spread(NamedTuple):
+    """Mean and standard deviation over seeds (n - 1; 0 for one seed)."""
+
+    mean: float
+    std: float
+    seeds: int
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Mean and standard deviation."""
+    std = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+    return Spread(float(np.mean(values)), std, len(values))
+
+
+class Curve(NamedTuple):
+    """A metric over the rounds, in its unit; each array is [rounds], x-axes are means over the seeds."""
+
+    rounds: np.ndarray
+    gib: np.ndarray
+    seconds: np.ndarray
+    mean: np.ndarray
+    std: np.ndarray
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Values of the options that vary, by path."""
+
+    values: Mapping[str, Any]
+
+    @property
+    def label(self) -> str:
+        """For people; empty where nothing varies."""
+        return ", ".join(value_name(path, value) for path, value in self.values.items())
+
+    def without(self, *paths: str) -> "Setting":
+        """The setting with some of its options left open."""
+        return Setting({path: value for path, value in self.values.items() if path not in paths})
+
+    def covers(self, other: "Setting") -> bool:
+        """Whether the other says nothing else, and perhaps less."""
+        return other.values.items() <= self.values.items()
+
+
+@dataclass(frozen=True)
+class Series:
+    """The runs of one algorithm in one setting, which differ in the seed only."""
+
+    algorithm: str
+    setting: Setting
+    """Only the options that concern this algorithm."""
+    all_runs: tuple[Run, ...]
+
+    @cached_property
+    def runs(self) -> tuple[Run, ...]:
+        """The finished ones; all of them while none is finished."""
+        return tuple(run for run in self.all_runs if run.stopped) or self.all_runs
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that every run has played."""
+        return min(len(run.metrics) for run in self.runs)
+
+    def has(self, metric: Metric) -> bool:
+        """Whether the runs recorded it."""
+        return bool(np.isfinite(self.curve(metric).mean).any())
+
+    def curve(self, metric: Metric) -> Curve:
+        """Mean and spread over the seeds, as far as all of them went."""
+        values = self._stacked(lambda run: run.values(metric.key)) * metric.scale
+        std = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(self.rounds)
+        gib, seconds = (
+            self._stacked(read).mean(axis=0)
+            for read in (lambda run: run.gib, lambda run: run.values("elapsed_seconds"))
+        )
+        return Curve(np.arange(1, self.rounds + 1), gib, seconds, values.mean(axis=0), std)
+
+    def _stacked(self, read: Callable[[Run], np.ndarray]) -> np.ndarray:
+        return np.stack([read(run)[: self.rounds] for run in self.runs])
+
+    def best(self, metric: Metric, within_gib: float = np.inf) -> Spread | None:
+        """The best of each run, of the rounds up to an amount of communication; None if that is less than a round."""
+        values = [run.values(metric.key)[run.gib <= within_gib * (1 + 1e-9)] * metric.scale for run in self.runs]
+        if any(not np.isfinite(each).any() for each in values):
+            return None
+        return spread([metric.best(each) for each in values])
+
+    def final(self, metric: Metric) -> Spread | None:
+        """The last of each run."""
+        values = [run.values(metric.key)[-1] * metric.scale for run in self.runs]
+        return spread(values) if np.isfinite(values).all() else None
+
+    def gib_of_best(self, metric: Metric) -> float:
+        """GiB moved when a run was at its best, mean over the seeds."""
+        pick = np.nanargmax if metric.higher_is_better else np.nanargmin
+        return float(np.mean([run.gib[pick(run.values(metric.key))] for run in self.runs]))
+
+    @property
+    def moved_gib(self) -> float:
+        """GiB moved in all, by the paper's convention, mean over the seeds."""
+        return float(np.mean([run.gib[-1] for run in self.runs]))
+
+    def reaching(self, accuracy: float) -> list[tuple[int, float]]:
+        """(rounds, GiB) to reach a test accuracy (0 to 1), of each run that does."""
+        found = []
+        for run in self.runs:
+            places = np.flatnonzero(run.values(ACCURACY.key) >= accuracy)
+            if len(places):
+                found.append((int(places[0]) + 1, float(run.gib[places[0]])))
+        return found
+
+    def computation_seconds(self, rounds: int) -> float:
+        """Measured time of the first rounds, mean over the runs."""
+        return float(np.mean([run.values("seconds")[:rounds].sum() for run in self.runs]))
+
+    def communication_seconds(self, rounds: int, bandwidth: float) -> float:
+        """Time that the first rounds take on the wire at `bandwidth` Mbit/s for each client, all clients in parallel.
+
+        In every round the client that moves most sets the time: its bytes up and down over the bandwidth, with labels
+        and, before round 0, the first download.
+        """
+        return float(np.mean([run.busiest_bytes[: rounds + 1].sum() * 8 / (bandwidth * 1e6) for run in self.runs]))
+
+
+@dataclass(frozen=True)
+class Study:
+    """All runs, sorted."""
+
+    runs: tuple[Run, ...]
+    varying: tuple[str, ...]
+    """Options that differ between runs of the same algorithm."""
+    series: tuple[Series, ...]
+    settings: tuple[Setting, ...]
+    """Where algorithms meet: one that an option does not concern is in every setting of it."""
+
+    @property
+    def algorithms(self) -> list[str]:
+        """In the order of every legend."""
+        return sorted({series.algorithm for series in self.series}, key=lambda name: (rank(name), name))
+
+    def within(self, setting: Setting) -> list[Series]:
+        """The series that meet in a setting."""
+        found = [series for series in self.series if setting.covers(series.setting)]
+        return sorted(found, key=lambda series: (rank(series.algorithm), series.algorithm))
+
+    def grouped(self, *paths: str) -> list[tuple[Setting, list[Setting]]]:
+        """The settings with some options left open, and those that differ in these alone."""
+        groups: dict[tuple[Any, ...], tuple[Setting, list[Setting]]] = {}
+        for setting in self.settings:
+            rest = setting.without(*paths)
+            groups.setdefault(tuple(rest.values.items()), (rest, []))[1].append(setting)
+        return list(groups.values())
+
+    def of(self, algorithm: str, setting: Setting) -> Series | None:
+        """The series of an algorithm in a setting."""
+        return next((each for each in self.within(setting) if each.algorithm == algorithm), None)
+
+    def has(self, metric: Metric) -> bool:
+        """Whether any run recorded it."""
+        return any(series.has(metric) for series in self.series)
+
+    @property
+    def main_metric(self) -> Metric:
+        """What algorithms are judged by."""
+        return ACCURACY if self.has(ACCURACY) else LOSS
+
+
+def make_study(runs: Sequence[Run]) -> Study:
+    """Sort runs into series and settings."""
+    options = [settings_of(run.config) for run in runs]
+    values: dict[tuple[str, str], set[Any]] = defaultdict(set)
+    for run, own in zip(runs, options, strict=True):
+        for path, value in own.items():
+            values[run.config.algorithm, path].add(_hashable(value))
+    varying = sorted({path for (_, path), seen in values.items() if len(seen) > 1}, key=_place_of_option)
+    order = _order_of_values(runs, options)
+    groups: dict[tuple[str, tuple[Any, ...]], list[Run]] = defaultdict(list)
+    for run, own in zip(runs, options, strict=True):
+        name = run.config.algorithm
+        concerned = [path for path in varying if concerns(name, path) or len(values[name, path]) > 1]
+        groups[name, tuple((path, _hashable(own[path])) for path in concerned)].append(run)
+    series = [Series(name, Setting(dict(own)), tuple(members)) for (name, own), members in groups.items()]
+    series.sort(key=lambda each: (order(each.setting), rank(each.algorithm), each.algorithm))
+    return Study(tuple(runs), tuple(varying), tuple(series), _meeting_points(series))
+
+
+def _meeting_points(series: Sequence[Series]) -> tuple[Setting, ...]:
+    """The settings that no other one says more than."""
+    unique = {tuple(each.setting.values.items()): each.setting for each in series}
+    settings = list(unique.values())
+    most = [
+        setting for setting in settings if not any(other is not setting and other.covers(setting) for other in settings)
+    ]
+    return tuple(most)
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _place_of_option(path: str) -> tuple[int, str]:
+    first = ("data.name", "model.name", HETEROGENEITY)
+    return (first.index(path) if path in first else len(first), path)
+
+
+def _order_of_values(runs: Sequence[Run], options: Sequence[Mapping[str, Any]]) -> Callable[[Setting], Any]:
+    """Heterogeneity rising, auxiliaries by size, numbers by value, the rest by name."""
+    sizes = {
+        own["model.auxiliary"]: run.auxiliary_bytes
+        for run, own in zip(runs, options, strict=True)
+        if run.auxiliary_bytes is not None
+    }
+
+    def key(path: str, value: Any) -> tuple[float, str]:
+        if path == HETEROGENEITY:
+            alpha = dirichlet_alpha(value)
+            return (0.0 if alpha is None else -alpha, str(value))
+        if path == "model.auxiliary":
+            return (float(sizes.get(value, 0)), str(value))
+        number = float(value) if isinstance(value, int | float) else -1.0 if value is None else np.inf
+        return (number, str(value))
+
+    return lambda setting: [(path, key(path, value)) for path, value in setting.values.items()]

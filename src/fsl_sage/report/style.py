@@ -1,0 +1,79 @@
+"""How things look and are called in every figure, table and page."""
+
+from typing import Literal, NamedTuple
+
+from fsl_sage.algorithms import ALGORITHMS
+from fsl_sage.records.figures import COLOURS
+from fsl_sage.report.options import HETEROGENEITY, IID, dirichlet_alpha
+
+NAMES = {
+    "fsl-sage": "FSL-SAGE",
+    "lazy-fsl-sage": "Lazy FSL-SAGE",
+    "cse-fsl": "CSE-FSL",
+    "splitfed-ms": "SplitFed-MS",
+    "splitfed-ss": "SplitFed-SS",
+    "fedavg": "FedAvg",
+}
+# Shapes and dashes beside the colours: a figure must also be readable in grey.
+_MARKERS = ("o", "D", "s", "^", "v", "P", "X", "*", "<", ">", "p", "h")
+_DASHES = ("solid", "dash", "solid", "solid", "dash", "dot")
+# For algorithms without a colour of their own: Tol's muted palette, which colour-blind people can tell apart.
+_MORE = ("#332288", "#117733", "#44AA99", "#88CCEE", "#999933", "#CC6677", "#882255", "#AA4499")
+LineStyle = Literal["-", "--", ":", "-."]
+_MATPLOTLIB: dict[str, LineStyle] = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
+
+
+class Style(NamedTuple):
+    """One look for each algorithm."""
+
+    name: str
+    colour: str
+    marker: str
+    dash: str
+    """plotly's name of the line's dashes."""
+
+    @property
+    def line(self) -> LineStyle:
+        """The same for matplotlib."""
+        return _MATPLOTLIB[self.dash]
+
+
+def rank(algorithm: str) -> int:
+    """The place of an algorithm in every legend and table."""
+    known = list(ALGORITHMS)
+    return known.index(algorithm) if algorithm in known else len(known)
+
+
+def style(algorithm: str) -> Style:
+    """The same in every figure, whatever else is in it."""
+    place = rank(algorithm)
+    colour = COLOURS.get(algorithm, _MORE[place % len(_MORE)])
+    dash = _DASHES[place] if place < len(_DASHES) else "dashdot"
+    return Style(NAMES.get(algorithm, algorithm), colour, _MARKERS[place % len(_MARKERS)], dash)
+
+
+def option_name(path: str) -> str:
+    """An option's name for people."""
+    if path == HETEROGENEITY:
+        return "partition"
+    return path.split(".")[-1].replace("_", " ") if path != "data.name" else "data"
+
+
+def value_name(path: str, value: object) -> str:
+    """An option's value for people, readable where it stands alone."""
+    if path == HETEROGENEITY:
+        alpha = dirichlet_alpha(str(value))
+        return IID if value == IID else f"{str(value)[6:]} shards" if alpha is None else f"α = {alpha:g}"
+    if path in ("data.name", "model.name"):
+        return str(value)
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{option_name(path)} {'none' if value is None else text}"
+
+
+def bytes_name(amount: float) -> str:
+    """Bytes for people, in units of 1000 as the paper gives model sizes."""
+    for unit in ("B", "kB", "MB"):
+        if amount < 1000:
+            return f"{amount:.3g} {unit}"
+        amount /= 1000
+    return f"{amount:.3g} GB"

@@ -1,0 +1,322 @@
+"""The tables of a report, as Markdown, CSV, LaTeX and HTML: the best bold, the second best underlined."""
+
+import csv
+import html
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from fsl_sage.report.load import Run
+from fsl_sage.report.study import ACCURACY, Metric, Series, Setting, Spread, Study
+from fsl_sage.report.style import style
+from fsl_sage.wire.ledger import GIB
+
+REFERENCE = "fsl-sage"
+"""The algorithm that the others are set in relation to."""
+WIDE = 6
+"""With more settings than this a table has a row for each of them, and a column for each algorithm."""
+DASH = "–"
+
+
+class Cell(NamedTuple):
+    """A number and its spread, or a text."""
+
+    text: str
+    spread: str = ""
+    rank: int = 0
+    """1 for the best, 2 for the second best of those it is compared with."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table for people, and the same as records for machines."""
+
+    name: str
+    caption: str
+    head: list[str]
+    rows: list[list[Cell]]
+    records: list[dict[str, Any]]
+
+
+def make_tables(study: Study, targets: Sequence[float]) -> list[Table]:
+    """All tables that the runs have something to say on."""
+    metric = study.main_metric
+    tables = [_overview(study, metric, "best"), _overview(study, metric, "final")]
+    if any(len(study.within(setting)) > 1 for setting in study.settings):
+        tables.append(_overview(study, metric, "equal"))
+    if metric is ACCURACY:
+        tables.append(_to_target(study, targets))
+    return [table for table in [*tables, _runs(study)] if table.rows]
+
+
+# Accuracy by algorithm and setting
+
+
+def common_gib(study: Study, setting: Setting) -> float:
+    """GiB that every algorithm of a setting has moved."""
+    return min(series.moved_gib for series in study.within(setting))
+
+
+def _overview(study: Study, metric: Metric, which: str) -> Table:
+    lines: list[list[Cell]] = []
+    records = []
+    for setting in study.settings:
+        found = {series.algorithm: _value(study, setting, series, metric, which) for series in study.within(setting)}
+        cells = _ranked([found.get(algorithm) for algorithm in study.algorithms], metric)
+        name = setting.label or metric.label
+        lines.append([Cell(f"{name}, {common_gib(study, setting):.3g} GiB" if which == "equal" else name), *cells])
+        records += [_record(study, setting, which, metric, name, value) for name, value in found.items() if value]
+    heads = [style(algorithm).name for algorithm in study.algorithms]
+    head, rows = ["setting", *heads], lines
+    if len(lines) <= WIDE:
+        head = ["algorithm", *(line[0].text for line in lines)]
+        rows = [[Cell(name), *(line[place + 1] for line in lines)] for place, name in enumerate(heads)]
+    seeds = "" if all(record["seeds"] == 1 for record in records) else ", mean ± standard deviation over the seeds"
+    return Table(f"{which}-{metric.key.removeprefix('test_')}", _captions(metric, which) + seeds, head, rows, records)
+
+
+def _captions(metric: Metric, which: str) -> str:
+    unit = f" ({metric.unit})" if metric.unit else ""
+    captions = {
+        "best": f"Best {metric.label}{unit} of any round",
+        "final": f"Final {metric.label}{unit}, after the last round",
+        "equal": f"Best {metric.label}{unit} at equal communication: "
+        "within the GiB that every algorithm of the setting has moved",
+    }
+    return captions[which]
+
+
+def _value(study: Study, setting: Setting, series: Series, metric: Metric, which: str) -> Spread | None:
+    if which == "final":
+        return series.final(metric)
+    return series.best(metric, common_gib(study, setting) if which == "equal" else math.inf)
+
+
+def _record(
+    study: Study, setting: Setting, which: str, metric: Metric, algorithm: str, value: Spread
+) -> dict[str, Any]:
+    series = study.of(algorithm, setting)
+    assert series is not None
+    gib = common_gib(study, setting) if which == "equal" else series.moved_gib
+    return {
+        **_setting_columns(study, setting),
+        "algorithm": algorithm,
+        metric.key if not metric.unit else f"{metric.key}_percent": round(value.mean, 4),
+        "standard_deviation": round(value.std, 4) if value.seeds > 1 else "",
+        "seeds": value.seeds,
+        "gib": round(gib, 6),
+        "rounds": series.rounds,
+    }
+
+
+def _setting_columns(study: Study, setting: Setting) -> dict[str, Any]:
+    return {path: setting.values.get(path, "") for path in study.varying}
+
+
+def _ranked(values: Sequence[Spread | None], metric: Metric) -> list[Cell]:
+    """The cells, ranked by what is printed: equal numbers share a rank."""
+    digits = 2 if metric.unit else 3
+    printed = {round(value.mean, digits) for value in values if value}
+    order = sorted(printed, reverse=metric.higher_is_better)
+    cells = []
+    for value in values:
+        if value is None:
+            cells.append(Cell(DASH))
+            continue
+        place = order.index(round(value.mean, digits)) + 1
+        spread = f"{value.std:.{digits}f}" if value.seeds > 1 else ""
+        cells.append(Cell(f"{value.mean:.{digits}f}", spread, place if place <= 2 and len(order) > 1 else 0))
+    return cells
+
+
+# Bytes and rounds to a target accuracy
+
+
+def default_target(study: Study, setting: Setting) -> float | None:
+    """The highest whole 5 % that two algorithms of the setting reach with every seed (the only one, if it is alone)."""
+    lowest = sorted(
+        (min(float(run.values(ACCURACY.key).max()) for run in each.runs) for each in study.within(setting)),
+        reverse=True,
+    )
+    reached = lowest[min(1, len(lowest) - 1)]
+    target = math.floor(reached * 20 + 1e-9) / 20
+    return target if target > 0 else None
+
+
+def _to_target(study: Study, targets: Sequence[float]) -> Table:
+    rows, records = [], []
+    for setting in study.settings:
+        automatic = default_target(study, setting)
+        for target in targets or ([] if automatic is None else [automatic]):
+            lines = [_reach(series, target, study.of(REFERENCE, setting)) for series in study.within(setting)]
+            least = sorted({line["gib"] for line in lines if line["all_reached"]})
+            for line in lines:
+                line["rank"] = least.index(line["gib"]) + 1 if line["all_reached"] and len(lines) > 1 else 0
+                rows.append(_target_row(setting, target, line))
+                columns = ("algorithm", "reached", "seeds", "rounds", "gib", "ratio")
+                own = {name: _rounded(line[name]) for name in columns}
+                records.append({**_setting_columns(study, setting), "target": target, **own})
+    head = ["setting", "target", "algorithm", "seeds", "rounds", "GiB", f"GiB, × {style(REFERENCE).name}"]
+    caption = (
+        "Communication (the paper's convention) and rounds to reach a test accuracy, mean ± standard deviation over "
+        "the seeds that reach it (how many of them do); “>”: none does, this was moved in vain"
+    )
+    return Table("to-target", caption, head, rows, records)
+
+
+def _reach(series: Series, target: float, reference: Series | None) -> dict[str, Any]:
+    found = series.reaching(target)
+    runs = len(series.runs)
+    gib = sum(gib for _, gib in found) / len(found) if found else None
+    line = {
+        "algorithm": series.algorithm,
+        "reached": len(found),
+        "seeds": runs,
+        "all_reached": len(found) == runs,
+        "rounds": sum(rounds for rounds, _ in found) / len(found) if found else None,
+        "gib": gib,
+        "spread": _deviation([gib for _, gib in found]),
+        "moved": series.moved_gib,
+        "ratio": None,
+        "at_least": None,
+    }
+    base = reference.reaching(target) if reference else []
+    if reference and len(base) == len(reference.runs):
+        mean = sum(gib for _, gib in base) / len(base)
+        if len(found) == runs:
+            line["ratio"] = gib / mean if gib is not None else None
+        elif not found:
+            line["at_least"] = series.moved_gib / mean
+    return line
+
+
+def _deviation(values: Sequence[float]) -> str:
+    if len(values) < 2:
+        return ""
+    mean = sum(values) / len(values)
+    return f"{math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1)):.3f}"
+
+
+def _target_row(setting: Setting, target: float, line: dict[str, Any]) -> list[Cell]:
+    gib = Cell(f"{line['gib']:.3f}", line["spread"], line["rank"] if line["rank"] <= 2 else 0) if line["gib"] else None
+    ratio = f"{line['ratio']:.2f}" if line["ratio"] else f"> {line['at_least']:.2f}" if line["at_least"] else DASH
+    return [
+        Cell(setting.label or DASH),
+        Cell(f"{100 * target:g} %"),
+        Cell(style(line["algorithm"]).name),
+        Cell(f"{line['reached']}/{line['seeds']}"),
+        Cell(f"{line['rounds']:.1f}".removesuffix(".0") if line["rounds"] else DASH),
+        gib or Cell(f"> {line['moved']:.3f}"),
+        Cell(ratio),
+    ]
+
+
+def _rounded(value: Any) -> Any:
+    return "" if value is None else round(value, 6) if isinstance(value, float) else value
+
+
+# Every run
+
+
+def _runs(study: Study) -> Table:
+    metric = study.main_metric
+    records = [_run_record(series, run, metric) for series in study.series for run in series.all_runs]
+    head = ["run", "algorithm", "setting", "seed", "ended", "rounds", "best", "final", "GiB", "GiB in all", "seconds"]
+    rows = [[Cell(_show(value)) for value in record.values()] for record in records]
+    return Table("runs", "Every run", head, rows, records)
+
+
+def _run_record(series: Series, run: Run, metric: Metric) -> dict[str, Any]:
+    values = run.values(metric.key) * metric.scale
+    last = run.metrics[-1]
+    return {
+        "run": run.name,
+        "algorithm": run.config.algorithm,
+        "setting": series.setting.label,
+        "seed": run.config.seed,
+        "ended": run.stopped or "unfinished",
+        "rounds": len(run.metrics),
+        "best": round(metric.best(values), 4),
+        "final": round(float(values[-1]), 4),
+        "gib": round(last["bytes_paper"] / GIB, 6),
+        "gib_in_all": round(last["bytes_total"] / GIB, 6),
+        "seconds": round(last["elapsed_seconds"], 1),
+    }
+
+
+def _show(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+# The four forms
+
+
+def _is_number(cell: Cell) -> bool:
+    return cell.text[:1].isdigit() or cell.text[:1] in (">", DASH)
+
+
+def to_markdown(table: Table) -> str:
+    """For READMEs."""
+
+    def cell(each: Cell) -> str:
+        marks = {0: "{}", 1: "**{}**", 2: "<u>{}</u>"}
+        return marks[each.rank].format(each.text).replace("|", "\\|") + (f" ± {each.spread}" if each.spread else "")
+
+    lines = [table.head, ["---"] * len(table.head), *([cell(each) for each in row] for row in table.rows)]
+    return f"{table.caption}.\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def to_csv(table: Table) -> str:
+    """For machines: one record a line, means and deviations apart."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(table.records[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(table.records)
+    return text.getvalue()
+
+
+def to_latex(table: Table) -> str:
+    """For papers; needs booktabs."""
+
+    def cell(each: Cell) -> str:
+        marks = {0: "{}", 1: "\\textbf{{{}}}", 2: "\\underline{{{}}}"}
+        spread = f" {{\\scriptsize $\\pm$ {each.spread}}}" if each.spread else ""
+        return marks[each.rank].format(_latex(each.text)) + spread
+
+    columns = "".join("r" if _is_number(each) else "l" for each in table.rows[0])
+    body = [" & ".join(cell(each) for each in row) + " \\\\" for row in table.rows]
+    head = " & ".join(_latex(name) for name in table.head) + " \\\\"
+    lines = [
+        "\\begin{tabular}{" + columns + "}",
+        "\\toprule",
+        head,
+        "\\midrule",
+        *body,
+        "\\bottomrule",
+        "\\end{tabular}",
+    ]
+    return f"% {table.caption}.\n" + "\n".join(lines) + "\n"
+
+
+_LATEX = {"\\": r"\textbackslash{}", "α": r"$\alpha$", "×": r"$\times$", "–": "--", ">": "$>$", "“": "``", "”": "''"}
+_LATEX |= {mark: f"\\{mark}" for mark in "%&_#${}"}
+
+
+def _latex(text: str) -> str:
+    return "".join(_LATEX.get(character, character) for character in text)
+
+
+def to_html(table: Table) -> str:
+    """For the page."""
+
+    def cell(each: Cell) -> str:
+        marks = {0: "{}", 1: "<b>{}</b>", 2: "<u>{}</u>"}
+        spread = f" <small>± {each.spread}</small>" if each.spread else ""
+        number = ' class="number"' if _is_number(each) else ""
+        return f"<td{number}>{marks[each.rank].format(html.escape(each.text))}{spread}</td>"
+
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in table.head)
+    body = "".join(f"<tr>{''.join(cell(each) for each in row)}</tr>\n" for row in table.rows)
+    return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>"

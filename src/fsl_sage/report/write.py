@@ -1,0 +1,78 @@
+"""Writing a report: from the raw metrics of run directories to figures, tables and the page."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from fsl_sage.errors import InputError
+from fsl_sage.records.files import write_bytes
+from fsl_sage.report.figures import draw_figures, save
+from fsl_sage.report.html import make_page
+from fsl_sage.report.load import load_runs
+from fsl_sage.report.study import Study, make_study
+from fsl_sage.report.tables import Table, make_tables, to_csv, to_latex, to_markdown
+
+INTERACTIVE = ("accuracy-gib", "accuracy-rounds", "loss-gib", "loss-rounds")
+"""Figures that the page has as interactive curves."""
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """What a report is told beside the runs."""
+
+    target: tuple[float, ...] = ()
+    """Test accuracies (0 to 1) to which bytes and rounds are counted; chosen for each setting if not given."""
+    bandwidth: float = 100.0
+    """Mbit/s of each client, for the time that communication takes."""
+
+    def __post_init__(self) -> None:
+        for target in self.target:
+            if not 0 < target <= 1:
+                raise InputError(f"--target {target:g} is not possible: give accuracies above 0, at most 1.")
+        if not 0 < self.bandwidth < float("inf"):
+            raise InputError(f"--bandwidth {self.bandwidth:g} is not possible: give Mbit/s above 0.")
+
+
+class Report(NamedTuple):
+    """What was written."""
+
+    page: Path
+    runs: int
+    tables: list[Table]
+    notes: list[str]
+
+
+def write_report(folder: Path, out: Path, options: ReportOptions) -> Report:
+    """Figures (PNG, PDF), tables (Markdown, CSV, LaTeX) and report.html, in `out`."""
+    runs, notes = load_runs(folder)
+    study = make_study(runs)
+    notes += _unfinished(study)
+    tables = make_tables(study, options.target)
+    try:
+        for name in ("figures", "tables"):
+            (out / name).mkdir(parents=True, exist_ok=True)
+        _write_tables(tables, out / "tables")
+        shown = []
+        for drawing in draw_figures(study, options.bandwidth):
+            png = save(drawing, out / "figures")
+            if not drawing.name.startswith(INTERACTIVE):
+                shown.append((drawing, png))
+        title = folder.resolve().name.replace("-", " ").replace("_", " ")
+        page = make_page(title, study, tables, shown, notes, options.bandwidth)
+        write_bytes(out / "report.html", page.encode())
+    except OSError as error:
+        raise InputError(f"{out} cannot be written: {error.strerror}.") from None
+    return Report(out / "report.html", len(runs), tables, notes)
+
+
+def _unfinished(study: Study) -> list[str]:
+    names = [run.name for run in study.runs if run.stopped is None]
+    told = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return [f"Not finished yet, as far as they are: {told}."] if names else []
+
+
+def _write_tables(tables: Sequence[Table], folder: Path) -> None:
+    for table in tables:
+        for kind, form in (("md", to_markdown), ("csv", to_csv), ("tex", to_latex)):
+            write_bytes(folder / f"{table.name}.{kind}", form(table).encode())
