@@ -1,6 +1,7 @@
 """Cut any model, derive its auxiliary, and plan where to cut."""
 
 from fsl_sage.split.analysis import Analysis
+from fsl_sage.split.auxiliary import auxiliary, twice_differentiable_attention
 from fsl_sage.split.plan import BoundaryTensor, SplitError, SplitPlan
 from fsl_sage.split.sides import Boundary, Part, Split
 from fsl_sage.split.splitting import build_side, side_tensors, split_by_analysis, split_model
@@ -13,8 +14,10 @@ __all__ = [
     "Split",
     "SplitError",
     "SplitPlan",
+    "auxiliary",
     "build_side",
     "side_tensors",
     "split_by_analysis",
     "split_model",
+    "twice_differentiable_attention",
 ]

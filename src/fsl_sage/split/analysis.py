@@ -26,7 +26,7 @@ from fsl_sage.split.plan import (
     SplitPlan,
     dtype_name,
 )
-from fsl_sage.split.skeleton import call_arguments, named_tensors, skeleton
+from fsl_sage.split.skeleton import call_arguments, named_tensors, own_buffers, skeleton, without_data
 from fsl_sage.split.trace import Leaf, Trace, record
 
 Tied = Literal["refuse", "untie"]
@@ -129,9 +129,14 @@ class Analysis:
         self._named_modules = dict(model.named_modules())
 
     @property
-    def without_data(self) -> bool:
+    def on_meta(self) -> bool:
         """Whether the model is on the meta device."""
         return any(tensor.is_meta for tensor in self.tensors.values())
+
+    @property
+    def cuda_devices(self) -> list[int]:
+        devices = {tensor.device for tensor in self.tensors.values()}
+        return sorted(device.index or 0 for device in devices if device.type == "cuda")
 
     # -- traces --------------------------------------------------------------------------------------------------------
 
@@ -159,15 +164,12 @@ class Analysis:
             return None
 
     def _trace(self, leaves: tuple[Any, ...], training: bool) -> Trace:
-        """A trace on tensors without data, or, where the model's code looks at values, on the real ones."""
-        fake = FakeTensorMode(allow_non_fake_inputs=True)
-        try:
-            return self._record(leaves, training, lambda tensor: _fake(fake, tensor), fake)
-        except Exception:
-            if self.without_data:
-                raise
-        with torch.random.fork_rng(devices=[]):
-            return self._record(leaves, training, _own_buffers, nullcontext())
+        """A trace on the model's own parameters, or, for a model on the meta device, on tensors without data."""
+        if self.on_meta:
+            fake = FakeTensorMode(allow_non_fake_inputs=True)
+            return self._record(leaves, training, lambda tensor: without_data(fake, tensor), fake)
+        with torch.random.fork_rng(devices=self.cuda_devices):
+            return self._record(leaves, training, own_buffers, nullcontext())
 
     def _record(
         self,
@@ -530,16 +532,3 @@ def _names_used(trace: Trace, state: int, call: int) -> tuple[str, ...]:
             if own:
                 return own
     return names
-
-
-def _fake(mode: FakeTensorMode, tensor: Tensor) -> Tensor:
-    """A tensor that has a device but no data; a tensor on the meta device is taken to be on the CPU."""
-    if not tensor.is_meta:
-        return mode.from_tensor(tensor)
-    with mode:
-        empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
-    return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
-
-
-def _own_buffers(tensor: Tensor) -> Tensor:
-    return tensor if isinstance(tensor, nn.Parameter) else tensor.clone()

@@ -68,12 +68,10 @@ def _trial(analysis: Analysis, split: Split) -> Iterator[None]:
     modes = [[module.training for module in part.modules()] for part in tried]
     for part in tried:
         part.eval()
-    devices = {tensor.device for tensor in analysis.tensors.values()}
-    cuda = sorted(device.index or 0 for device in devices if device.type == "cuda")
     fast_path = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # it rounds otherwise than what training computes
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=cuda):
+        with torch.no_grad(), torch.random.fork_rng(devices=analysis.cuda_devices):
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_path)

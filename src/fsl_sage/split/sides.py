@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -131,7 +131,7 @@ class _Gate:
         run.entered[self.name] = nth + 1
         if self.is_entry:
             run.before_entry = False
-        return pytree.tree_unflatten(run.stand_in_leaves[self.name, nth], _structure(self.stubs[nth]))
+        return pytree.tree_unflatten(run.stand_in_leaves[self.name, nth], structure_of(self.stubs[nth]))
 
     def _record(self, run: _Run, nth: int, output: Any) -> None:
         leaves = pytree.tree_leaves(output)
@@ -151,7 +151,8 @@ def _no_fast_path(module: nn.Module, args: Any) -> None:
 
 
 @lru_cache(maxsize=4096)
-def _structure(text: str) -> pytree.TreeSpec:
+def structure_of(text: str) -> pytree.TreeSpec:
+    """The structure that a plan has written down."""
     return pytree.treespec_loads(text)
 
 
@@ -174,11 +175,12 @@ class Part(nn.Module):
         index = list(plan.parts).index(name)
         self.plan = plan
         self.name = name
-        self._entry = plan.cuts[index - 1] if index > 0 else None
-        self._exit = plan.cuts[index] if index < len(plan.cuts) else None
+        self.entry = plan.cuts[index - 1] if index > 0 else None
+        self.exit = plan.cuts[index] if index < len(plan.cuts) else None
         self._live = _Live()
-        self._absent = _remove_tensors(model, set(plan.parts[name]))
+        self._absent: list[str] = []
         self._adopt(model)
+        self.drop(set(named_tensors(model)).difference(plan.parts[name]))
         self._place_gates()
 
     def _adopt(self, model: nn.Module) -> None:
@@ -198,30 +200,41 @@ class Part(nn.Module):
                 gates[name] = _Gate(model.get_submodule(name), name, self._live)
             return gates[name]
 
-        if self._entry:
-            for call in self._entry.calls:
+        if self.entry:
+            for call in self.entry.calls:
                 gate(call.module).stubs[call.nth] = call.structure
-            for name in self._entry.repeated:
+            for name in self.entry.repeated:
                 gate(name).is_repeated = True
-            gate(self._entry.cut).is_entry = True
-        if self._exit:
-            for call in self._exit.calls:
+            gate(self.entry.cut).is_entry = True
+        if self.exit:
+            for call in self.exit.calls:
                 gate(call.module).records[call.nth] = {}
-            for tensor in self._exit.tensors:
+            for tensor in self.exit.tensors:
                 if tensor.module is not None:
                     gate(tensor.module).records[tensor.nth][tensor.leaf] = tensor.sent_as_returned
-            gate(self._exit.cut).is_exit = True
+            gate(self.exit.cut).is_exit = True
         for name, placed in gates.items():
             module = model.get_submodule(name)
             module.__dict__["forward"] = placed
             if _is_inside_encoder_layer(model, name):
                 module.register_forward_pre_hook(_no_fast_path)
 
+    def drop(self, names: Iterable[str]) -> None:
+        """Replace parameters and buffers by placeholders that are neither, and that take no memory."""
+        model: nn.Module = self.__dict__["_model"]
+        for name in names:
+            module, attribute = holder_and_attribute(model, name)
+            registry: dict[str, Any] = module._parameters if attribute in module._parameters else module._buffers
+            tensor: Tensor = registry.pop(attribute)
+            device = torch.device("cpu") if tensor.is_meta else tensor.device
+            setattr(module, attribute, placeholder(tensor.shape, tensor.dtype, device))
+            self._absent.append(name)
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         for module in self._recurrent:  # they keep a list of their weights, which must follow replaced parameters
             module._flat_weights = [getattr(module, weight, None) for weight in module._flat_weights_names]
-        run = self._start(args, kwargs) if self._entry is None else self._receive(_as_boundary(args), self._entry)
-        model_args, model_kwargs = pytree.tree_unflatten(run.inputs, _structure(self.plan.input_structure))
+        run = self._start(args, kwargs) if self.entry is None else self._receive(as_boundary(args), self.entry)
+        model_args, model_kwargs = pytree.tree_unflatten(run.inputs, structure_of(self.plan.input_structure))
         self._live.run = run
         try:
             output = self.__dict__["_model"](*model_args, **model_kwargs)
@@ -229,15 +242,15 @@ class Part(nn.Module):
             return self._boundary(run)
         finally:
             self._live.run = None
-        if self._exit is not None:
-            raise SplitError(f"the forward pass ended without a call of the cut '{self._exit.cut}'")
+        if self.exit is not None:
+            raise SplitError(f"the forward pass ended without a call of the cut '{self.exit.cut}'")
         return output
 
     def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Run:
         if len(args) == 1 and isinstance(args[0], Mapping) and not kwargs:
             args, kwargs = call_arguments(args[0])
         leaves, structure = pytree.tree_flatten((args, kwargs))
-        planned = _structure(self.plan.input_structure)
+        planned = structure_of(self.plan.input_structure)
         if structure != planned:
             # Keyword inputs may come in another order.
             kwargs = {name: kwargs[name] for name in self.plan.input_names if name in kwargs} | kwargs
@@ -271,15 +284,15 @@ class Part(nn.Module):
         return run
 
     def _boundary(self, run: _Run) -> Boundary:
-        assert self._exit is not None
+        assert self.exit is not None
         try:
             tensors = tuple(
                 run.inputs[plan.leaf] if plan.module is None else run.captured[plan.module, plan.nth, plan.leaf]
-                for plan in self._exit.tensors
+                for plan in self.exit.tensors
             )
         except KeyError as missing:
             raise SplitError(f"the forward pass did not call '{missing.args[0][0]}', whose output must cross") from None
-        shapes = tuple(run.shapes.get((call.module, call.nth), ()) for call in self._exit.calls)
+        shapes = tuple(run.shapes.get((call.module, call.nth), ()) for call in self.exit.calls)
         return Boundary(tensors, Side(tuple(map(_plain_leaf, run.inputs)), shapes))
 
     def train(self, mode: bool = True) -> Part:
@@ -298,7 +311,7 @@ class Part(nn.Module):
         return self
 
     def extra_repr(self) -> str:
-        cuts = [cut.cut for cut in (self._entry, self._exit) if cut]
+        cuts = [cut.cut for cut in (self.entry, self.exit) if cut]
         return f"part='{self.name}', cut at {' and '.join(cuts)}"
 
 
@@ -334,29 +347,13 @@ class _Placeholders:
         return dtype_of(plan.dtype)
 
 
-def _as_boundary(args: tuple[Any, ...]) -> Boundary:
+def as_boundary(args: tuple[Any, ...]) -> Boundary:
     first = args[0] if args else None
     if isinstance(first, Boundary):
         return first
     if isinstance(first, tuple | list):
         return Boundary(tuple(first))
     return Boundary(args)
-
-
-def _remove_tensors(model: nn.Module, kept: set[str]) -> list[str]:
-    """Replace what the part does not hold by placeholders that are neither parameters nor buffers."""
-    absent: list[str] = []
-    for prefix, module in model.named_modules():
-        for registry in (module._parameters, module._buffers):
-            for attribute, tensor in list(registry.items()):
-                name = f"{prefix}.{attribute}" if prefix else attribute
-                if tensor is None or name in kept:
-                    continue
-                device = torch.device("cpu") if tensor.is_meta else tensor.device
-                del registry[attribute]
-                setattr(module, attribute, placeholder(tensor.shape, tensor.dtype, device))
-                absent.append(name)
-    return absent
 
 
 class Split:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 
@@ -84,3 +85,17 @@ def call_arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 def tensor_leaves(tree: Any) -> list[Tensor]:
     """The tensors in a nested structure, in its order."""
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def own_buffers(tensor: Tensor) -> Tensor:
+    """For a skeleton that shares the parameters, and whose buffers may change."""
+    return tensor if isinstance(tensor, nn.Parameter) else tensor.clone()
+
+
+def without_data(mode: FakeTensorMode, tensor: Tensor) -> Tensor:
+    """A tensor that has a device but no data; a tensor on the meta device is taken to be on the CPU."""
+    if not tensor.is_meta:
+        return mode.from_tensor(tensor)
+    with mode:
+        empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+    return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty

@@ -43,7 +43,7 @@ def split_model(
 def split_by_analysis(analysis: Analysis, cut: str | tuple[str, str], tied: Tied = "refuse") -> Split:
     """Split a model that has been analysed, so that many cuts of one model need one analysis."""
     plan = analysis.plan((cut,) if isinstance(cut, str) else tuple(cut), tied)
-    return Split(analysis.model, plan) if analysis.without_data else checked(analysis, plan)
+    return Split(analysis.model, plan) if analysis.on_meta else checked(analysis, plan)
 
 
 def build_side(
