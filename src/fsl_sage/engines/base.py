@@ -3,12 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
 from fsl_sage.algorithms.base import Algorithm, LocalRound
 from fsl_sage.alignment.fidelity import Fidelity
+from fsl_sage.errors import TrainingError
 from fsl_sage.roles.f_server import Update
 from fsl_sage.roles.work import Parts, Settings
 from fsl_sage.wire.ledger import Direction, Ledger
@@ -39,6 +40,31 @@ class Delivery:
     """The newest averaged weights by part."""
     mail: Mapping[int, Mapping[str, Tensors]]
     """By client, the messages that waited for it: kind to named tensors."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What comes of a client's round: its update for the F-server, and the state it keeps."""
+
+    update: Update
+    state: Tensors
+
+
+class ClientError(TrainingError):
+    """The code of a client raised."""
+
+    def __init__(self, client: int, t: int, reason: str) -> None:
+        super().__init__(client, t, reason)
+        self.client = client
+        self.reason = reason
+        self._message = f"Client {client} failed in round {t}: {reason}"
+
+    def __str__(self) -> str:
+        return self._message
+
+
+class LostError(TrainingError):
+    """Something that a run cannot go on without, such as the S-server, is gone; its last checkpoint is not."""
 
 
 class Engine(ABC):
@@ -108,3 +134,29 @@ def advance(local_round: LocalRound, reply: Message | None) -> Message | None:
         return local_round.send(reply)
     except StopIteration:
         return None
+
+
+class Failures:
+    """Clients that failed in a round: the first ends the run, or they are dropped and named in the round's metrics."""
+
+    def __init__(self, policy: Literal["stop", "drop"]) -> None:
+        self._policy = policy
+        self._reasons: dict[str, str] = {}
+
+    def note(self, outcomes: Mapping[int, Outcome | ClientError]) -> None:
+        """Look for failures among these outcomes."""
+        for id, outcome in outcomes.items():
+            if isinstance(outcome, ClientError):
+                if self._policy == "stop":
+                    raise outcome
+                self._reasons[str(id)] = outcome.reason
+
+    def told(self) -> dict[str, Any]:
+        """For the metrics, once: the reason by client."""
+        reasons, self._reasons = self._reasons, {}
+        return {"failures": reasons} if reasons else {}
+
+
+def survivors(outcomes: Mapping[int, Outcome | ClientError]) -> dict[int, Outcome]:
+    """The clients that came to the end of the round."""
+    return {id: outcome for id, outcome in outcomes.items() if isinstance(outcome, Outcome)}

@@ -19,8 +19,11 @@ from fsl_sage.roles.work import Parts, Settings, Workbench
 from fsl_sage.seeding import generator
 from fsl_sage.wire.message import AUXILIARY, Message, Tensors
 
-SpreadOver = Callable[[Callable[[Workbench, Any], Any], Sequence[Any]], list[Any]]
-"""Calls a function with a workbench and each item, side by side where there are workers; results in order."""
+Job = Callable[[Workbench, Settings, Any, Any], Any]
+"""A plain function of a worker's modules, the settings, what all calls share, and one item; it may run anywhere."""
+
+SpreadOver = Callable[[Job, Any, Sequence[Any]], list[Any]]
+"""Calls a job with what is shared and each item, side by side where there are workers; results in order."""
 
 
 class SServer:
@@ -110,37 +113,22 @@ class SServer:
     def align(self, clients: Iterable[int]) -> Iterator[tuple[int, Message]]:
         """Align the auxiliaries with the server (equation 3) and yield each for its client."""
         clients = list(clients)
+        shared = (self.round, self.weights())
         if self._settings.config.alignment.scope == "pooled":
             pooled = [upload for client in clients for upload in self.alignment[client]]
-            (tensors,) = self._spread(self._align_one, [(-1, self.auxiliary_of(clients[0]), pooled)])
+            (tensors,) = self._spread(_align_one, shared, [(-1, self.auxiliary_of(clients[0]), pooled)])
             results = [tensors] * len(clients)
         else:
             items = [(client, self.auxiliary_of(client), list(self.alignment[client])) for client in clients]
-            results = self._spread(self._align_one, items)
+            results = self._spread(_align_one, shared, items)
         for client, tensors in zip(clients, results, strict=True):
             self._aligned[client] = tensors
             yield client, Message({AUXILIARY: tensors})
 
-    def _align_one(self, workbench: Workbench, item: tuple[int, Tensors, Sequence[Upload]]) -> Tensors:
-        client, start, uploads = item
-        config: AlignmentConfig = self._settings.config.alignment
-        server = Replica(workbench.slots["server"], self._model.weights(), None)
-        if config.start == "server":
-            start = _overlay(start, self._model.weights())
-        auxiliary = Replica(workbench.slots["auxiliary"], start, self._settings.make_optimizer)
-        order = generator(self._settings.config.seed, "alignment", client, self.round)
-        align(auxiliary.module(), server.module(), uploads, self._settings.passes, config, order)
-        return auxiliary.weights()
-
     def fidelity(self) -> Fidelity | None:
         """How well the auxiliaries in use estimate the cut gradients, on each client's newest upload."""
         items = [(self.auxiliary_of(client), data.newest()) for client, data in sorted(self.alignment.items())]
-        return mean(self._spread(self._fidelity_one, items)) if items else None
-
-    def _fidelity_one(self, workbench: Workbench, item: tuple[Tensors, Upload]) -> Fidelity:
-        auxiliary = Replica(workbench.slots["auxiliary"], item[0], None)
-        server = Replica(workbench.slots["server"], self._model.weights(), None)
-        return fidelity(auxiliary.module(), server.module(), item[1], self._settings.passes)
+        return mean(self._spread(_fidelity_one, self.weights(), items)) if items else None
 
     # Checkpoints
 
@@ -169,6 +157,31 @@ class SServer:
         for client, tensors in by_client(below("alignment/", state)).items():
             self.alignment[client] = AlignmentData(self._settings.config.alignment.samples)
             self.alignment[client].load_state(tensors)
+
+
+def _align_one(
+    workbench: Workbench,
+    settings: Settings,
+    shared: tuple[int, Tensors],
+    item: tuple[int, Tensors, Sequence[Upload]],
+) -> Tensors:
+    """Align one auxiliary; shared are the round and the server-side model."""
+    (t, model), (client, start, uploads) = shared, item
+    config: AlignmentConfig = settings.config.alignment
+    server = Replica(workbench.slots["server"], model, None)
+    if config.start == "server":
+        start = _overlay(start, model)
+    auxiliary = Replica(workbench.slots["auxiliary"], start, settings.make_optimizer)
+    order = generator(settings.config.seed, "alignment", client, t)
+    align(auxiliary.module(), server.module(), uploads, settings.passes, config, order)
+    return auxiliary.weights()
+
+
+def _fidelity_one(workbench: Workbench, settings: Settings, model: Tensors, item: tuple[Tensors, Upload]) -> Fidelity:
+    """The fidelity of one auxiliary to the server-side model, on one upload."""
+    auxiliary = Replica(workbench.slots["auxiliary"], item[0], None)
+    server = Replica(workbench.slots["server"], model, None)
+    return fidelity(auxiliary.module(), server.module(), item[1], settings.passes)
 
 
 def by_client(state: Mapping[str, Tensor]) -> dict[int, Tensors]:

@@ -1,0 +1,103 @@
+"""The S-server's side of a run, as every engine asks for it, and the form of what an engine saves."""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from fsl_sage.alignment.fidelity import Fidelity
+from fsl_sage.engines.base import Setup, bill
+from fsl_sage.engines.worker import mean_loss
+from fsl_sage.roles.client import below
+from fsl_sage.roles.s_server import SpreadOver, SServer, by_client
+from fsl_sage.roles.work import Parts, Workbench
+from fsl_sage.wire.ledger import Ledger
+from fsl_sage.wire.message import Message, Tensors
+
+Uploads = dict[int, Message]
+"""Uploads of one step by client."""
+
+Replies = dict[int, Message | None]
+"""What the S-server answers to them."""
+
+
+class ServerSide:
+    """The S-server with its modules, and the algorithm's part at it."""
+
+    def __init__(self, setup: Setup, spread: SpreadOver) -> None:
+        self.setup = setup
+        self._spread = spread
+        self._server = self._new()
+
+    def _new(self) -> SServer:
+        setup = self.setup
+        bench = Workbench({"server": setup.modules["server"]})
+        return SServer(setup.settings, bench, setup.initial, setup.client_weights, self._spread)
+
+    def begin(self, t: int) -> None:
+        """Round t starts."""
+        self._server.round = t
+
+    def exchange(self, uploads: Uploads, ledger: Ledger) -> Replies:
+        """Uploads of one step to the S-server, its replies back; both billed."""
+        t = self._server.round
+        for id, upload in uploads.items():
+            bill(ledger, t, id, "up", upload)
+        replies = self.setup.algorithm.on_uploads(self._server, uploads) if uploads else {}
+        for id, reply in replies.items():
+            if reply is not None:
+                bill(ledger, t, id, "down", reply)
+        return replies
+
+    def share_auxiliary(self, tensors: Tensors) -> None:
+        """An auxiliary that the F-server has averaged."""
+        self._server.set_auxiliary(tensors)
+
+    def end_of_round(self, t: int) -> list[tuple[int, Message]]:
+        """Alignment, where the algorithm has one."""
+        return list(self.setup.algorithm.end_of_round(self._server, t))
+
+    def fidelity(self) -> Fidelity | None:
+        """On each client's newest upload."""
+        return self._server.fidelity()
+
+    def loss(self) -> float | None:
+        """Mean over the steps since the last call."""
+        if not self._server.losses:
+            return None
+        loss = mean_loss(self._server.losses)
+        self._server.losses.clear()
+        return loss
+
+    def weights(self) -> Tensors:
+        """The S-server's model."""
+        return self._server.weights()
+
+    def state(self) -> Tensors:
+        """A flat dict; between rounds."""
+        return self._server.state()
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take up where `state` left, whatever has happened since."""
+        self._server = self._new()
+        self._server.load_state(state)
+
+
+def join_states(clients: Mapping[int, Tensors], server: Tensors | None) -> Tensors:
+    """What an engine saves: `clients/ID/…` and `server/…`."""
+    state = {f"clients/{id}/{path}": x for id, kept in clients.items() for path, x in kept.items()}
+    return state | {f"server/{path}": tensor for path, tensor in (server or {}).items()}
+
+
+def part_states(state: Mapping[str, Tensor]) -> tuple[dict[int, Tensors], Tensors]:
+    """The states of the clients and of the S-server that `join_states` put together."""
+    return by_client(below("clients/", state)), below("server/", state)
+
+
+def local_tensors(setup: Setup, clients: Mapping[int, Tensors]) -> list[Parts]:
+    """By client, in order: what of averaged parts it keeps for itself."""
+    local = setup.settings.stays_local
+    kept: list[Parts] = []
+    for _, state in sorted(clients.items()):
+        parts = {part: below(f"own/{part}/", state) for part in setup.algorithm.averaged}
+        kept.append({part: {n: x for n, x in own.items() if n in local[part]} for part, own in parts.items()})
+    return kept

@@ -1,0 +1,110 @@
+"""A worker: one copy of the modules that serves many clients, in a thread or in a process of its own."""
+
+import traceback
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fsl_sage.engines.base import ClientError, Delivery, Outcome, Setup, advance
+from fsl_sage.roles.client import Client
+from fsl_sage.roles.f_server import Update
+from fsl_sage.roles.replica import Replica
+from fsl_sage.roles.s_server import SpreadOver
+from fsl_sage.roles.work import Parts, Settings, Workbench, boundary
+from fsl_sage.wire.message import Message, Tensors
+
+Play = Callable[[Message | None], Message | Outcome | ClientError]
+"""A client's round: called with the reply to its last upload, it answers with the next, and at last how it ended."""
+
+
+class Worker:
+    """Runs the rounds of clients, each made from its state and the weights that came down."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.workbench = Workbench(setup.modules)
+
+    def play(self, t: int, id: int, state: Mapping[str, Tensor], delivery: Delivery) -> Play:
+        """A client's round, ready to start. Whatever its code raises becomes its outcome."""
+        conversation = self._conversation(t, id, state, delivery)
+
+        def proceed(reply: Message | None) -> Message | Outcome | ClientError:
+            try:
+                return conversation.send(reply)
+            except StopIteration as end:
+                return end.value
+            except Exception as error:
+                failure = ClientError(id, t, f"{type(error).__name__}: {error}")
+                failure.add_note("".join(traceback.format_exception(error)))
+                return failure
+
+        return proceed
+
+    def whole_round(
+        self, t: int, id: int, state: Mapping[str, Tensor], delivery: Delivery, send: Callable[[Message], None]
+    ) -> Outcome | ClientError:
+        """The round of a client that does not wait for anyone; `send` gets its uploads as they are made."""
+        play = self.play(t, id, state, delivery)
+        while isinstance(said := play(None), Message):
+            send(said)
+        return said
+
+    def _conversation(
+        self, t: int, id: int, state: Mapping[str, Tensor], delivery: Delivery
+    ) -> Generator[Message, Message | None, Outcome]:
+        client = self._client(t, id, state, delivery)
+        local_round = self.setup.algorithm.local_round(client, t)
+        reply: Message | None = None
+        while (upload := advance(local_round, reply)) is not None:
+            # An upload says of which local step it is: the S-server's learning rate goes by it.
+            reply = yield replace(upload, values={**upload.values, "step": client.step_index})
+        averaged = self.setup.algorithm.averaged_in(t)
+        losses = {"client_loss": mean_loss(client.losses)} if client.losses else {}
+        return Outcome(Update(id, client.upload(averaged), losses), client.state(averaged))
+
+    def _client(self, t: int, id: int, state: Mapping[str, Tensor], delivery: Delivery) -> Client:
+        setup = self.setup
+        client = Client(
+            id,
+            setup.examples[id],
+            setup.settings,
+            self.workbench,
+            received=delivery.received,
+            initial={part: setup.initial[part] for part in setup.algorithm.holds},
+            state=state,
+            trains=setup.algorithm.trained_in(t),
+        )
+        if id in delivery.mail:
+            setup.algorithm.on_download(client, Message(delivery.mail[id]))
+        return client
+
+
+def evaluate(settings: Settings, parts: Parts, spread: SpreadOver) -> dict[str, float]:
+    """Metrics of the merged model: the test set's batches are shared out among the workers and summed in order."""
+    scores = spread(_score, parts, range(settings.task.test_batches()))
+    return settings.task.summarise({name: sum(part[name] for part in scores) for name in scores[0]})
+
+
+@torch.no_grad()
+def _score(workbench: Workbench, settings: Settings, parts: Parts, index: int) -> dict[str, float]:
+    client, server = (
+        Replica(workbench.slots[part], parts[part], None).module().eval() for part in ("client", "server")
+    )
+    batch = settings.task.test_batch(index)
+    with settings.passes.autocast():
+        z = client(**batch.inputs) if isinstance(batch.inputs, Mapping) else client(batch.inputs)
+        output = server(*boundary(z))
+    return settings.task.score(output, batch.target)
+
+
+def mean_loss(losses: Sequence[Tensor]) -> float:
+    """Summed in float64."""
+    return float(torch.stack(list(losses)).double().mean())
+
+
+def copied(tensors: Mapping[str, Any]) -> Tensors:
+    """Tensors of one's own, to be written on."""
+    return {name: tensor.clone() for name, tensor in tensors.items()}
