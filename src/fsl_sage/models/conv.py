@@ -15,7 +15,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.overrides import handle_torch_function, has_torch_function
 
 from fsl_sage.models.layout import channels_last, in_channels_last
 
@@ -90,8 +89,8 @@ def _by_products(x: Tensor, weight: Tensor) -> Tensor:
     V = _transform(B, _transform(B, lines).view(P * t, H, N * C)).view(P * t * P, t * N, C)
     U = torch.bmm(G[None], weight.reshape(1, K * C, 9).transpose(1, 2))
     U = U.view(P, 1, P, K, C).expand(P, t, P, K, C).reshape(P * t * P, K, C)
-    M = _products(V, U).view(P * t, P * t, N * K)
-    y = _transform(A, _transform(A, M).view(1, P * t, H * N * K)).view(H, H, N, K)
+    M: Tensor = _Products.apply(V, U)  # type: ignore[no-untyped-call]
+    y = _transform(A, _transform(A, M.view(P * t, P * t, N * K)).view(1, P * t, H * N * K)).view(H, H, N, K)
     return channels_last(y.permute(2, 3, 0, 1))
 
 
@@ -100,15 +99,8 @@ def _transform(table: Tensor, x: Tensor) -> Tensor:
     return torch.bmm(table.expand(x.shape[0], -1, -1), x)
 
 
-def _products(V: Tensor, U: Tensor) -> Tensor:
-    """V [P, N, C] times U [P, K, C] transposed: [P, N, K]."""
-    if has_torch_function((V, U)):
-        return handle_torch_function(_products, (V, U), V, U)
-    return _Products.apply(V, U)  # type: ignore[no-untyped-call]
-
-
 class _Products(Function):
-    """Differs from `bmm` in that U's gradient comes in U's own layout, which spares a transposed copy."""
+    """V [P, N, C] times U [P, K, C] transposed: [P, N, K]; unlike `bmm`, U's gradient needs no transposed copy."""
 
     @staticmethod
     def forward(ctx: Any, V: Tensor, U: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 def channels_last(x: Tensor) -> Tensor:
     """The same values [N, C, H, W], stored as [N, H, W, C]; x itself if it is."""
     if x.shape[2] * x.shape[3] == 1:  # both layouts are the same memory: settle the strides, by which kernels choose
-        return x.flatten(1)[:, :, None, None]
+        return x.flatten(1).contiguous()[:, :, None, None]
     return x.contiguous(memory_format=torch.channels_last)
 
 

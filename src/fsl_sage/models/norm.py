@@ -1,6 +1,5 @@
 """Normalisation: BatchNorm in the one layout, its statistics, and GroupNorm in its place."""
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,7 +9,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fsl_sage.models.layout import in_channels_last
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
-_MOST_GROUPS = 32
+_GROUPS = (32, 16, 8, 4, 2, 1)
+_CHANNELS_A_GROUP = 8  # at least: a group that is a single value on a 1x1 map would carry nothing
 
 
 class BatchNorm2d(nn.BatchNorm2d):
@@ -30,7 +30,7 @@ class GroupNorm(nn.GroupNorm):
 def replace_batch_norm(model: nn.Module) -> nn.Module:
     """Put a GroupNorm with the same weights in the place of every BatchNorm; changes `model` and returns it.
 
-    It has 32 groups where they divide the channels, and otherwise the largest power of two that does.
+    It has as many groups, a power of two up to 32, as divide the channels into eight or more each.
     """
     if isinstance(model, _BatchNorm):
         return _group_norm(model)
@@ -41,7 +41,8 @@ def replace_batch_norm(model: nn.Module) -> nn.Module:
 
 def _group_norm(batch_norm: _BatchNorm) -> GroupNorm:
     channels = batch_norm.num_features
-    group_norm = GroupNorm(math.gcd(_MOST_GROUPS, channels), channels, eps=batch_norm.eps, affine=batch_norm.affine)
+    groups = next((g for g in _GROUPS if channels % g == 0 and channels >= g * _CHANNELS_A_GROUP), 1)
+    group_norm = GroupNorm(groups, channels, eps=batch_norm.eps, affine=batch_norm.affine)
     if batch_norm.affine:
         group_norm.weight, group_norm.bias = batch_norm.weight, batch_norm.bias
     return group_norm.train(batch_norm.training)

@@ -35,7 +35,7 @@ class ResNet18(nn.Module):
         self.conv1 = layers.conv(channels, 64, kernel_size=7, stride=2, padding=3, bias=False)
         self.bn1 = layers.norm(64)
         self.maxpool = layers.max_pool(kernel_size=3, stride=2, padding=1)
-        self.relu = nn.ReLU(inplace=True)
+        self.relu = nn.ReLU()
         self.layer1 = _stage(layers, 64, 64, stride=1)
         self.layer2 = _stage(layers, 64, 128, stride=2)
         self.layer3 = _stage(layers, 128, 256, stride=2)

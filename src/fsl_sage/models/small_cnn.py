@@ -34,6 +34,6 @@ def _block(channels_in: int, channels: int) -> nn.Sequential:
             conv=Conv2d(channels_in, channels, kernel_size=3, padding=1, bias=False),
             bn=BatchNorm2d(channels),
             maxpool=MaxPool2d(2),
-            relu=nn.ReLU(inplace=True),
+            relu=nn.ReLU(),
         )
     )
