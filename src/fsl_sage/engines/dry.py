@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -43,10 +44,11 @@ class DryEngine(Engine):
                     bill(ledger, t, id, "down", reply)
         return [self.update(t, id) for id in clients]
 
-    def uploads(self, t: int, id: int) -> list[tuple[int, Message]]:
-        """What a client that does not wait uploads in round t: (step, upload), as shapes."""
+    def uploads(self, t: int, id: int) -> list[Message]:
+        """What a client that does not wait uploads in round t, as shapes."""
         client = _DryClient(id, self, {})
-        return [(client.step_index, upload) for upload in self.setup.algorithm.local_round(cast(Client, client), t)]
+        local_round = self.setup.algorithm.local_round(cast(Client, client), t)
+        return [replace(upload, values={**upload.values, "step": client.step_index}) for upload in local_round]
 
     def update(self, t: int, id: int) -> Update:
         """What a client brings to the F-server after round t, as shapes."""

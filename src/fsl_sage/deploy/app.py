@@ -1,0 +1,104 @@
+"""Writes a Flower app, ready for `flwr run`, and the data of its sites where one machine plays all of them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from fsl_sage.config import Config
+from fsl_sage.data import Images
+from fsl_sage.engines.flower.agreement import Agreement, write_agreement
+from fsl_sage.engines.flower.site_data import load_server_data
+from fsl_sage.engines.setup import check_model, divide
+from fsl_sage.errors import InputError
+
+PACKAGE = "fsl_sage_app"
+
+PYPROJECT = """\
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "fsl-sage-app"
+version = "1.0.0"
+description = "{algorithm} at {clients} sites"
+license = {{ file = "LICENSE" }}
+dependencies = ["flwr>=1.41,<1.42", "fsl-sage[flower]"]
+
+[tool.hatch.build.targets.wheel]
+packages = ["{package}"]
+
+[tool.flwr.app]
+publisher = "fsl-sage"
+fab-format-version = 1
+flwr-version-target = "1.41.0"
+
+[tool.flwr.app.components]
+serverapp = "{package}.server_app:app"
+clientapp = "{package}.client_app:app"
+
+# Change them for one run with: flwr run . NAME --run-config 'run-directory="/srv/runs/one" timeout=600.0'
+[tool.flwr.app.config]
+run-directory = "runs/federation"  # on the server; a run that was interrupted there is gone on with
+data = ""                          # the server's test images, if not those of config.toml: npz:PATH
+timeout = 3600.0                   # seconds that the clients have for a round
+minimum = 1                        # the fewest clients whose replies make a round
+join-timeout = 120.0               # seconds that the first round waits for all clients to be connected
+"""
+
+LICENSE = """\
+Licensed under the Apache License, Version 2.0 (the "License"); you may not use this app except in compliance with the
+License. You may obtain a copy of the License at http://www.apache.org/licenses/LICENSE-2.0. Unless required by
+applicable law or agreed to in writing, software distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+"""
+
+APP = '''\
+"""The {role} of the app; its configuration is in config.toml."""
+
+from pathlib import Path
+
+from {module} import {make}
+
+app = {make}(Path(__file__).with_name("config.toml"))
+'''
+
+MODULES = {
+    "server_app": ("ServerApp", "fsl_sage.deploy.server_app", "make_server_app"),
+    "client_app": ("ClientApp", "fsl_sage.engines.flower.client_app", "make_client_app"),
+}
+
+
+def write_app(directory: Path, config: Config, agreement: Agreement) -> None:
+    """A new directory with an app for `flwr run`."""
+    text = write_agreement(replace(config, engine="flower", out=None), agreement)
+    if directory.exists() and any(directory.iterdir()):
+        raise InputError(f"{directory} is not empty: give a new directory for the app.")
+    package = directory / PACKAGE
+    package.mkdir(parents=True, exist_ok=True)
+    pyproject = PYPROJECT.format(algorithm=config.algorithm, clients=config.clients, package=PACKAGE)
+    (directory / "pyproject.toml").write_text(pyproject)
+    (directory / "LICENSE").write_text(LICENSE)
+    (package / "__init__.py").write_text("")
+    (package / "config.toml").write_text(text)
+    for name, (role, module, make) in MODULES.items():
+        (package / f"{name}.py").write_text(APP.format(role=role, module=module, make=make))
+
+
+def agree(config: Config, examples: tuple[int, ...] | None) -> tuple[Agreement, list[Images]]:
+    """The agreement on a data set, and the clients' shares of it; with `examples` the images are at the sites."""
+    check_model(config)
+    data = load_server_data(config)
+    shares = [] if examples else [data.train.subset(indices) for indices in divide(config, data.train.y)]
+    counts = examples or tuple(len(share) for share in shares)
+    return Agreement(counts, data.sizes.image, data.classes, data.mean, data.std), shares
+
+
+def write_sites(directory: Path, shares: list[Images], agreement: Agreement) -> list[Path]:
+    """The images of each client in an archive of its own, as a site would have them."""
+    directory.mkdir(parents=True, exist_ok=True)
+    paths = [directory / f"client-{client}.npz" for client in range(len(shares))]
+    for path, share in zip(paths, shares, strict=True):
+        np.savez(path, x=share.x.numpy(), y=share.y.numpy(), classes=np.array(agreement.classes))
+    return paths

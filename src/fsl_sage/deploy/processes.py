@@ -1,0 +1,149 @@
+"""SuperLink, SuperNodes and the `flwr` command as processes of this machine."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from fsl_sage.deploy.certificates import ServerFiles, write_node_key, write_server_files
+from fsl_sage.errors import TrainingError
+
+ENVIRONMENT = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+}
+"""Flower as it is run here: nothing is reported, nothing looked up, nothing installed."""
+
+HOST = "127.0.0.1"
+NAME = "loopback"
+"""What the SuperLink is called in the configuration of the `flwr` command."""
+
+START_SECONDS = 60.0
+STOP_SECONDS = 10.0
+
+
+class LoopbackFederation:
+    """A SuperLink with TLS and authenticated nodes, and SuperNodes, all on this machine; ends what it has started."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.port = free_port()
+        self.environment = _environment(directory / "flwr")
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._ports: dict[int, int] = {}
+
+    def __enter__(self) -> "LoopbackFederation":
+        for name in ("flwr", "keys", "logs", "state"):
+            (self.directory / name).mkdir(parents=True, exist_ok=True)
+        self.files = write_server_files(self.directory / "keys", [HOST, "localhost"])
+        connection = f'[superlink]\ndefault = "{NAME}"\n\n[superlink.{NAME}]\naddress = "{HOST}:{self.port}"\n'
+        connection += f'root-certificates = "{self.files.ca}"\n'
+        (self.directory / "flwr" / "config.toml").write_text(connection)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        for name in reversed(list(self._running)):  # the nodes before the SuperLink
+            self.stop(name)
+
+    def start_superlink(self) -> None:
+        """Returns when it answers."""
+        self._start("superlink", superlink_command(self.port, self.files))
+        deadline = time.monotonic() + START_SECONDS
+        while not _answers(self.port):
+            if self._running["superlink"].poll() is not None or time.monotonic() > deadline:
+                raise TrainingError(f"The SuperLink did not start:\n{self.log('superlink')}")
+            time.sleep(0.1)
+
+    def register(self, client: int) -> None:
+        """Make a key for a client's node and let the SuperLink know it."""
+        public = write_node_key(self.key(client))
+        self.flwr("supernode", "register", str(public), NAME, "--name", f"client-{client}")
+
+    def start_node(self, client: int, data: Path, superlink_port: int | None = None) -> subprocess.Popen[bytes]:
+        """The SuperNode of a client."""
+        address = f"{HOST}:{superlink_port or self.port}"
+        self._ports.setdefault(client, free_port())
+        command = node_command(
+            address, self.files.ca, self.key(client), self._ports[client], client, data, self.directory / "state"
+        )
+        return self._start(f"node-{client}", command)
+
+    def key(self, client: int) -> Path:
+        """Where the private key of a client's node is."""
+        return self.directory / "keys" / f"client-{client}"
+
+    def flwr(self, *arguments: str) -> str:
+        """The `flwr` command; returns what it prints."""
+        done = subprocess.run(["flwr", *arguments], env=self.environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise TrainingError(f"'flwr {' '.join(arguments[:2])}' failed:\n{done.stdout}{done.stderr}")
+        return done.stdout
+
+    def stop(self, name: str, how: signal.Signals = signal.SIGTERM) -> None:
+        """End a process that was started here."""
+        process = self._running.pop(name)
+        process.send_signal(how)
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def log(self, name: str) -> str:
+        """What a process has printed."""
+        return (self.directory / "logs" / f"{name}.log").read_text(errors="replace")
+
+    def _start(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        with open(self.directory / "logs" / f"{name}.log", "ab") as log:
+            process = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        self._running[name] = process
+        return process
+
+
+def superlink_command(port: int, files: ServerFiles) -> list[str]:
+    """A SuperLink on loopback."""
+    return [
+        "flower-superlink",
+        *("--host", HOST, "--port", str(port)),
+        *("--ssl-ca-certfile", str(files.ca), "--ssl-certfile", str(files.certificate)),
+        *("--ssl-keyfile", str(files.key)),
+        "--enable-supernode-auth",
+        "--disable-runtime-dependency-installation",
+    ]
+
+
+def node_command(address: str, ca: Path, key: Path, port: int, client: int, data: Path, state: Path) -> list[str]:
+    """The SuperNode of a client; `port` is for its own processes and must differ between nodes of a machine."""
+    return [
+        "flower-supernode",
+        *("--superlink", address, "--root-certificates", str(ca)),
+        *("--auth-supernode-private-key", str(key)),
+        *("--host", HOST, "--port", str(port)),
+        *("--node-config", f'client={client} data="{data}" state="{state}"'),
+    ]
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex((HOST, port)) == 0
+
+
+def _environment(home: Path) -> Mapping[str, str]:
+    # Flower finds its own commands by PATH.
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    quick = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}
+    return {**os.environ, **ENVIRONMENT, **quick, "PATH": path, "FLWR_HOME": str(home)}

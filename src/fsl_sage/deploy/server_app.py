@@ -1,0 +1,92 @@
+"""The ServerApp: F-server and S-server of a run whose clients are at the nodes of a federation."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import torch
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from rich.console import Console
+
+from fsl_sage.algorithms import make_algorithm
+from fsl_sage.config import Config, digest
+from fsl_sage.engines.base import Delivery, Setup
+from fsl_sage.engines.dry import DryEngine
+from fsl_sage.engines.flower.agreement import Agreement, read_agreement
+from fsl_sage.engines.flower.engine import FlowerEngine, Rules
+from fsl_sage.engines.flower.inspection import Inspector
+from fsl_sage.engines.flower.site_data import as_agreed, load_server_data
+from fsl_sage.engines.setup import assemble, build_parts, dry_setup, pick_device
+from fsl_sage.errors import InputError
+from fsl_sage.experiment import Federation, Result, play
+from fsl_sage.records.files import write_json
+from fsl_sage.records.run_directory import RunDirectory
+from fsl_sage.report.terminal import Display
+from fsl_sage.tasks import Classification
+
+RUN_FILE = "federation.json"
+"""In the run directory: the id under which the nodes keep their states."""
+
+
+def make_server_app(config_file: Path) -> ServerApp:
+    """The ServerApp of an app whose configuration and agreement are in `config_file`."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        serve(config_file, grid, context.run_config)
+
+    return app
+
+
+def serve(config_file: Path, grid: Grid, options: Mapping[str, Any]) -> Result:
+    """Train with the nodes of the grid; in a directory that holds an interrupted run, go on with that."""
+    config, agreement = read_agreement(config_file)
+    data = replace(config.data, name=options["data"] or config.data.name)
+    config = replace(config, data=data, out=Path(options["run-directory"]).expanduser())
+    rules = Rules(float(options["timeout"]), int(options["minimum"]), float(options["join-timeout"]))
+    setup = _setup(config, agreement)
+    directory = _open(config)
+    dry = DryEngine(dry_setup(config, agreement.sizes(0), agreement.examples))
+    inspector = Inspector(_run_id(directory), dry, len(agreement.classes), setup.settings.device)
+    engine = FlowerEngine(setup, grid, inspector, rules)
+    federation = Federation(setup, engine)
+    display = Display(Console(width=120))
+    result = play(directory, config, [display], lambda *_: federation)
+    engine.finish(len(result.metrics), Delivery(federation.f_server.weights, federation.post.waiting))
+    return result
+
+
+def _setup(config: Config, agreement: Agreement) -> Setup:
+    """As every engine starts, with the test images alone; of the clients' images only the numbers are known."""
+    device = pick_device(config.device)
+    test = as_agreed(config.data.name, load_server_data(config).test, agreement)
+    task = Classification(test, device, augment=False)
+    examples = [torch.arange(count) for count in agreement.examples]
+    modules = build_parts(config, agreement.sizes(len(test.test)), device)
+    return assemble(config, make_algorithm(config), task, modules, examples)
+
+
+def _open(config: Config) -> RunDirectory:
+    """A new run's directory, or that of the run to go on with."""
+    assert config.out is not None
+    directory = RunDirectory(config.out)
+    if not directory.config_file.exists():
+        directory = RunDirectory.create(config)
+        write_json(directory.path / RUN_FILE, {"run": uuid4().hex})
+    if directory.finished():
+        raise InputError(f"{directory.path} is finished: give another run-directory for a new run.")
+    if digest(directory.config()) != digest(config):
+        raise InputError(f"{directory.path} holds a run of another configuration: give another run-directory.")
+    return directory
+
+
+def _run_id(directory: RunDirectory) -> str:
+    try:
+        return str(json.loads((directory.path / RUN_FILE).read_text())["run"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise InputError(f"{directory.path} does not hold a run on Flower: its {RUN_FILE} is not there.") from None

@@ -1,0 +1,96 @@
+"""What server and sites have agreed on: the configuration, and the sizes and the meaning of the data."""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fsl_sage.algorithms import make_algorithm
+from fsl_sage.config import Config, from_dict, to_dict
+from fsl_sage.data import Sizes
+from fsl_sage.errors import InputError
+
+TABLE = "federation"
+"""The agreement's table in an app's config.toml; the rest of the file is the configuration of the run."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What every site and the server must see in the same way."""
+
+    examples: tuple[int, ...] = ()
+    """For each client the number of its training images: averages and learning rates go by them."""
+    image: tuple[int, ...] = ()
+    """Channels, height and width of an image."""
+    classes: tuple[str, ...] = ()
+    """The names of the classes in the order of their labels."""
+    mean: tuple[float, ...] = ()
+    """Mean of x/255 by channel, subtracted from every image."""
+    std: tuple[float, ...] = ()
+    """Standard deviation of x/255 by channel, by which every image is divided."""
+
+    def sizes(self, test: int) -> Sizes:
+        """The sizes of the data of all sites together, with `test` test images."""
+        channels, height, width = self.image
+        return Sizes(sum(self.examples), test, len(self.classes), (channels, height, width))
+
+
+def check(config: Config, agreement: Agreement) -> None:
+    """Refuse what cannot run on Flower, with the reason."""
+    if make_algorithm(config).waits:
+        raise InputError(
+            f"{config.algorithm} cannot run on Flower: its clients wait for the S-server's answer to every batch, and "
+            "Flower starts a process for every message. Run it with --engine ray, or give fsl-sage, lazy-fsl-sage, "
+            "cse-fsl or fedavg."
+        )
+    if config.model.batch_norm == "local":
+        raise InputError(
+            "--model.batch-norm local cannot run on Flower: the evaluation would need every site's statistics, which "
+            "do not leave it. Give average or group."
+        )
+    if config.order == "arrival":
+        raise InputError(
+            "--order arrival cannot run on Flower, where uploads come at the end of a round: give interleaved."
+        )
+    if len(agreement.examples) != config.clients or min(agreement.examples) < 2:
+        raise InputError(
+            f"The numbers of images {list(agreement.examples)} do not fit --clients {config.clients}: "
+            "give one for each client, from 2 up."
+        )
+    if len(agreement.image) != 3 or not len(agreement.mean) == len(agreement.std) == agreement.image[0]:
+        raise InputError("The agreement needs an image's channels, height and width, and mean and std by channel.")
+    if len(agreement.classes) < 2:
+        raise InputError("The agreement needs the names of at least two classes.")
+
+
+def write_agreement(config: Config, agreement: Agreement) -> str:
+    """The text of an app's config.toml."""
+    check(config, agreement)
+    values = {**to_dict(config), TABLE: to_dict(agreement)}
+    return tomli_w.dumps(_without_none(values))
+
+
+def read_agreement(path: Path) -> tuple[Config, Agreement]:
+    """What `write_agreement` wrote."""
+    try:
+        values = tomllib.loads(path.read_text())
+        agreement: Agreement = from_dict(values.pop(TABLE, {}), Agreement())
+        config: Config = from_dict(values)
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InputError(f"{path} cannot be read: {error}.") from None
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    check(config, agreement)
+    return config, agreement
+
+
+def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
+    """TOML has no word for nothing: what is not set is left out."""
+    return {
+        key: _without_none(value) if isinstance(value, Mapping) else value
+        for key, value in values.items()
+        if value is not None
+    }

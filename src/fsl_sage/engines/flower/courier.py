@@ -1,0 +1,82 @@
+"""Carries messages to nodes and brings the replies; says of every node that did not answer, why."""
+
+import re
+import time
+from collections.abc import Iterable, Mapping
+
+import httpx
+from flwr.app import Message
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.serverapp import Grid
+
+POLL = 0.5
+"""Seconds between two looks for replies."""
+
+
+class Courier:
+    """Flower's grid, with the replies that do not come accounted for: the grid silently returns fewer."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+
+    def nodes(self) -> dict[int, NodeInfo]:
+        """The nodes that are connected, by id."""
+        return {node.node_id: node for node in self._grid.get_nodes()}
+
+    def send(self, messages: Mapping[int, Message]) -> dict[str, int]:
+        """Send each message; returns its key by the id it got."""
+        ids = self._grid.push_messages(list(messages.values())) if messages else []
+        return {id: key for id, key in zip(ids, messages, strict=True) if id}
+
+    def collect(self, ids: Iterable[str]) -> dict[str, Message | str]:
+        """The replies that are there: by the id of the message, the reply, or why there will be none."""
+        found: dict[str, Message | str] = {}
+        for id in ids:
+            # One by one, so that a reply that cannot be read spoils no other.
+            try:
+                replies = list(self._grid.pull_messages([id]))
+            except httpx.HTTPError:
+                raise
+            except Exception as error:
+                found[id] = f"its reply cannot be read ({type(error).__name__})"
+                continue
+            for reply in replies:
+                found[id] = _reason(reply) if reply.has_error() else reply
+        return found
+
+    def exchange(self, messages: Mapping[int, Message], timeout: float) -> dict[int, Message | str]:
+        """Send the messages and wait for the replies: for every key the reply, or why there is none."""
+        arrival = {id: node.last_activated_at for id, node in self.nodes().items()}
+        pending = self.send(messages)
+        deadline = time.monotonic() + timeout
+        answers: dict[int, Message | str] = {}
+        while pending and time.monotonic() < deadline:
+            for id, answer in self.collect(pending).items():
+                answers[pending.pop(id)] = answer
+            for id in self._restarted(pending, messages, arrival):
+                answers[pending.pop(id)] = "its node was restarted during the round"
+            if pending:
+                time.sleep(POLL)
+        unanswered = dict.fromkeys(messages, "the SuperLink did not take its message")
+        return {**unanswered, **dict.fromkeys(pending.values(), f"no reply within {timeout:g} s"), **answers}
+
+    def _restarted(
+        self, pending: Mapping[str, int], messages: Mapping[int, Message], arrival: Mapping[int, str]
+    ) -> list[str]:
+        """Messages to nodes that have started anew since: what they were given is lost."""
+        nodes = self.nodes() if pending else {}
+        receivers = {id: nodes.get(messages[key].metadata.dst_node_id) for id, key in pending.items()}
+        return [id for id, node in receivers.items() if node and node.last_activated_at != arrival.get(node.node_id)]
+
+
+def _reason(reply: Message) -> str:
+    """What an error reply says, without Flower's dressing of an exception."""
+    reason = reply.error.reason or f"Flower's error {reply.error.code}"
+    raised = re.fullmatch(r"<class '.*?'>:<'(.*)'>", reason, re.DOTALL)
+    return printable(raised[1] if raised else reason)
+
+
+def printable(text: str, longest: int = 300) -> str:
+    """What a peer wrote, fit for a log: short, and in one line."""
+    text = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+    return text if len(text) <= longest else text[: longest - 3] + "..."

@@ -1,0 +1,210 @@
+"""The server's side: S-server, averaging and evaluation are here, the clients are at the nodes."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from flwr.app import Message as FlowerMessage
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from fsl_sage.alignment.fidelity import Fidelity
+from fsl_sage.engines.base import Delivery, Engine, Setup
+from fsl_sage.engines.flower.client_app import FINISH
+from fsl_sage.engines.flower.courier import POLL, Courier
+from fsl_sage.engines.flower.inspection import Inspector, RejectedError
+from fsl_sage.engines.flower.node_state import NEVER
+from fsl_sage.engines.flower.records import Assignment, Report
+from fsl_sage.engines.flower.roster import Roster
+from fsl_sage.engines.local import LocalEngine
+from fsl_sage.errors import TrainingError
+from fsl_sage.roles.client import below
+from fsl_sage.roles.f_server import Update
+from fsl_sage.roles.work import Parts
+from fsl_sage.wire.ledger import Ledger
+from fsl_sage.wire.message import Message, Tensors
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How long a round waits, and for how many."""
+
+    timeout: float = 3600.0
+    """Seconds that the clients have for a round."""
+    minimum: int = 1
+    """The fewest clients whose replies make a round."""
+    join_timeout: float = 120.0
+    """Seconds that the first round waits for all clients, and any round for the fewest, to be connected."""
+
+
+class FlowerEngine(Engine):
+    """One message and one reply a client a round."""
+
+    def __init__(
+        self, setup: Setup, grid: Grid, inspector: Inspector, rules: Rules, tell: Callable[[str], None] = print
+    ) -> None:
+        self.setup = setup
+        self._server = LocalEngine(setup)
+        self._courier = Courier(grid)
+        self._roster = Roster(self._courier, len(setup.examples), tell)
+        self._inspector = inspector
+        self._rules = rules
+        self._tell = tell
+        self._started = False
+        self._has: dict[int, Parts] = {}
+        """By client, the weights that it has got; forgotten with this process, after which all are sent once more."""
+        self._last = dict.fromkeys(range(len(setup.examples)), NEVER)
+        """By client, the last round whose report was accepted: the state from which it goes on."""
+        self._checkpointed = dict(self._last)
+        self._remarks: dict[str, dict[str, str]] = {}
+
+    # Rounds
+
+    def train(self, t: int, clients: Sequence[int], delivery: Delivery, ledger: Ledger) -> list[Update]:
+        """Every client that is connected gets its message; the S-server takes what came back and passed inspection."""
+        self._remarks = {"failures": {}, "rejected": {}}
+        nodes = self._gather(t, clients)
+        held = self._held(delivery.received)
+        messages = {
+            client: FlowerMessage(
+                self._assignment(t, client, held, delivery).records(),
+                nodes[client],
+                "train",
+                ttl=self._rules.timeout,
+                group_id=str(t),
+            )
+            for client in clients
+            if client in nodes
+        }
+        answers = self._courier.exchange(messages, self._rules.timeout)
+        # By client, never by arrival.
+        reports = {
+            client: report
+            for client in sorted(answers)
+            if (report := self._inspect(t, client, nodes[client], answers[client])) is not None
+        }
+        self._require(t, len(reports), "answered")
+        self._server.take(t, {client: report.uploads for client, report in reports.items()}, ledger)
+        for client in reports:
+            self._has[client] = held
+            self._last[client] = t
+        return [Update(client, report.parts, report.losses) for client, report in reports.items()]
+
+    def _gather(self, t: int, clients: Sequence[int]) -> dict[int, int]:
+        """The nodes of the clients that are connected, when there are enough."""
+        deadline = time.monotonic() + self._rules.join_timeout
+        enough = min(self._rules.minimum, len(clients)) if self._started else len(clients)
+        while True:
+            last_look = time.monotonic() > deadline
+            present = self._roster.present()
+            nodes = {client: present[client] for client in clients if client in present}
+            if last_look or len(nodes) >= enough:
+                break
+            time.sleep(POLL)
+        self._require(t, len(nodes), "are connected")
+        self._started = True
+        for client in set(clients) - nodes.keys():
+            self._note("failures", client, "it is not connected")
+        return nodes
+
+    def _held(self, received: Parts) -> Parts:
+        """The newest weights of all parts that a client holds."""
+        return {part: received.get(part, self.setup.initial[part]) for part in self.setup.algorithm.holds}
+
+    def _assignment(self, t: int, client: int, held: Parts, delivery: Delivery) -> Assignment:
+        had = self._has.get(client, {})
+        lacks = {part: tensors for part, tensors in held.items() if had.get(part) is not tensors}
+        mail = delivery.mail.get(client, {})
+        return Assignment(self._inspector.run, t, client, self._last[client], self._checkpointed[client], lacks, mail)
+
+    def _inspect(self, t: int, client: int, node: int, answer: FlowerMessage | str) -> Report | None:
+        if isinstance(answer, str):
+            self._note("failures", client, answer)
+            return None
+        try:
+            return self._inspector.inspect(answer.content, t, client)
+        except RejectedError as error:
+            self._note("rejected", client, f"node {node}: {error}")
+            return None
+
+    def _note(self, kind: str, client: int, reason: str) -> None:
+        self._remarks[kind][str(client)] = reason
+        self._tell(f"Client {client} is missing: {reason}")
+
+    def _require(self, t: int, count: int, what: str) -> None:
+        if count < self._rules.minimum:
+            raise TrainingError(
+                f"Only {count} clients {what} in round {t}, but 'minimum' is {self._rules.minimum}; the last "
+                "checkpoint is kept: go on with the same 'flwr run'."
+            )
+
+    def remarks(self) -> dict[str, Any]:
+        """Who was missing in this round and why: failures, and replies that were rejected."""
+        return dict(self._remarks)
+
+    def finish(self, t: int, delivery: Delivery) -> None:
+        """After the last round: every client that is connected gets the final weights and drops its states."""
+        held = self._held(delivery.received)
+        messages = {
+            client: FlowerMessage(
+                self._assignment(t, client, held, delivery).records(), node, f"query.{FINISH}", ttl=self._rules.timeout
+            )
+            for client, node in self._roster.present().items()
+        }
+        for client, answer in self._courier.exchange(messages, self._rules.timeout).items():
+            if isinstance(answer, str):
+                self._tell(f"Client {client} did not get the final weights: {answer}")
+
+    # The S-server and the evaluation are in this process
+
+    def share_auxiliary(self, tensors: Tensors) -> None:
+        """To the S-server."""
+        self._server.share_auxiliary(tensors)
+
+    def end_of_round(self, t: int) -> list[tuple[int, Message]]:
+        """Alignment, where the algorithm has one."""
+        return self._server.end_of_round(t)
+
+    def fidelity(self) -> Fidelity | None:
+        """On each client's newest upload."""
+        return self._server.fidelity()
+
+    def server_loss(self) -> float | None:
+        """Mean over the steps since the last call."""
+        return self._server.server_loss()
+
+    def server_weights(self) -> Tensors | None:
+        """The S-server's model."""
+        return self._server.server_weights()
+
+    def evaluate(self, parts: Parts) -> dict[str, float]:
+        """On the server's test images."""
+        return self._server.evaluate(parts)
+
+    def local_tensors(self) -> list[Parts]:
+        """What clients keep for themselves stays at their nodes."""
+        return []
+
+    # State
+
+    def state(self) -> Tensors:
+        """The S-server's state, and for each client the round whose state its node must keep."""
+        self._checkpointed = dict(self._last)
+        return {"last": torch.tensor(list(self._last.values())), **_below("server", self._server.state())}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take up where `state` left; the nodes go back to the matching rounds with their next message."""
+        self._last = dict(enumerate(state["last"].tolist()))
+        self._checkpointed = dict(self._last)
+        self._has = {}
+        self._server.load_state(below("server/", state))
+
+    def close(self) -> None:
+        """End the threads."""
+        self._server.close()
+
+
+def _below(prefix: str, tensors: Tensors) -> Tensors:
+    return {f"{prefix}/{path}": tensor for path, tensor in tensors.items()}

@@ -1,0 +1,98 @@
+"""What a reply must look like before anything in it touches the model.
+
+The server knows exactly what an honest client sends: the algorithm's own code says so, run on shapes by the dry engine.
+Whatever differs in a name, a shape, a dtype or a size is refused, and so is what is not finite or not a label. What
+passes may still be made up: wrong but well-formed numbers cannot be told from right ones.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from flwr.app import ConfigRecord, RecordDict
+from torch import Tensor
+
+from fsl_sage.engines.dry import DryEngine
+from fsl_sage.engines.flower.courier import printable
+from fsl_sage.engines.flower.records import ABOUT, TENSORS, Report, parts_and_uploads, unpack
+from fsl_sage.wire.message import LABELS, Tensors, nbytes
+
+HEADER_BYTES = 512
+"""Room for the name, shape and place of one tensor in a block."""
+
+
+class RejectedError(Exception):
+    """A reply that must not be used; the text says why."""
+
+
+class Inspector:
+    """Checks the reports of the clients of one run."""
+
+    def __init__(self, run: str, dry: DryEngine, classes: int, device: torch.device) -> None:
+        self.run = run
+        self._dry = dry
+        self._classes = classes
+        self._device = device
+
+    def inspect(self, content: RecordDict, t: int, client: int) -> Report:
+        """The report of this client on this round, or a RejectedError."""
+        expected = Report(self.run, t, client, {}, self._dry.update(t, client).parts, self._dry.uploads(t, client))
+        if set(content) != {ABOUT, TENSORS} or set(content.array_records) != {TENSORS}:
+            raise RejectedError(f"it has the records {_some(content)} instead of '{ABOUT}' and '{TENSORS}'")
+        losses = _check_about(content.config_records[ABOUT], expected)
+        tensors = self._check_tensors(content, expected.tensors())
+        parts, uploads = parts_and_uploads(tensors)
+        return Report(self.run, t, client, losses, parts, uploads)
+
+    def _check_tensors(self, content: RecordDict, expected: Tensors) -> Tensors:
+        size, limit = content.array_records[TENSORS].count_bytes(), nbytes(expected) + HEADER_BYTES * len(expected)
+        if size > limit:
+            raise RejectedError(f"it is too large: {size:,} bytes where at most {limit:,} are expected")
+        try:
+            tensors = unpack(content.array_records[TENSORS])
+        except ValueError as error:
+            raise RejectedError(str(error)) from None
+        if missing := expected.keys() - tensors.keys():
+            raise RejectedError(f"it lacks {_some(missing)}")
+        if surplus := tensors.keys() - expected.keys():
+            raise RejectedError(f"it has {_some(surplus)}, which nobody asked for")
+        for path, model in expected.items():
+            self._check_tensor(path, tensors[path], model)
+        return {path: tensors[path].to(self._device) for path in expected}  # in the order of an honest client's
+
+    def _check_tensor(self, path: str, tensor: Tensor, expected: Tensor) -> None:
+        if tensor.dtype != expected.dtype:
+            raise RejectedError(f"'{path}' is {tensor.dtype} instead of {expected.dtype}")
+        if tensor.shape != expected.shape:
+            raise RejectedError(f"'{path}' has the shape {list(tensor.shape)} instead of {list(expected.shape)}")
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise RejectedError(f"'{path}' has values that are not finite")
+        if f"/{LABELS}/" in path and tensor.numel() and not 0 <= int(tensor.min()) <= int(tensor.max()) < self._classes:
+            raise RejectedError(f"'{path}' has labels outside 0 to {self._classes - 1}")
+
+
+def _check_about(about: ConfigRecord, expected: Report) -> dict[str, float]:
+    """The losses that a report says it is about, if it is about the right round."""
+    for name in ("run", "round", "client"):
+        said, wanted = about.get(name), getattr(expected, name)
+        if said != wanted:
+            raise RejectedError(f"its {name} is {printable(str(said), 60)} instead of {wanted}")
+    losses = {key.removeprefix("loss/"): value for key, value in about.items() if key.startswith("loss/")}
+    if set(losses) - {"client_loss"} or len(about) != 3 + len(losses):
+        raise RejectedError(f"it says {_some(about)}, of which not all was asked for")
+    return _finite(losses)
+
+
+def _finite(losses: Mapping[str, Any]) -> dict[str, float]:
+    for name, value in losses.items():
+        if not isinstance(value, float) or not math.isfinite(value):
+            raise RejectedError(f"its {name} is {printable(str(value), 60)}")
+    return dict(losses)
+
+
+def _some(names: Any) -> str:
+    """A few of many names, for a sentence."""
+    names = sorted(str(name) for name in names)
+    shown = ", ".join(f"'{printable(name, 60)}'" for name in names[:3])
+    return shown + (f" and {len(names) - 3} more" if len(names) > 3 else "") if names else "nothing"

@@ -1,0 +1,60 @@
+"""What a client keeps between rounds: on the disk of its node, by run and round, and nowhere else."""
+
+import re
+from pathlib import Path
+
+from fsl_sage.errors import InputError
+from fsl_sage.records.files import load_tensors, save_tensors
+from fsl_sage.wire.message import Tensors
+
+RUN_ID = re.compile(r"[0-9a-f]{32}")
+NEVER = -1
+"""The round of a client that has not taken part yet."""
+
+
+class NodeState:
+    """A directory with the client's state after each round since the server's last checkpoint."""
+
+    def __init__(self, directory: Path, run: str, client: int) -> None:
+        if not RUN_ID.fullmatch(run):  # it becomes a directory's name, and it came over the network
+            raise InputError("The run's id is not one: 32 hexadecimal digits are expected.")
+        self.directory = directory / run / f"client-{client}"
+        self.model_file = self.directory / "model.safetensors"
+
+    def load(self, after: int) -> Tensors:
+        """The state after round `after`; a client that has not taken part has none."""
+        if after == NEVER:
+            return {}
+        if not self._file(after).exists():
+            kept = ", ".join(str(t) for t in self.rounds()) or "none"
+            raise InputError(
+                f"This node does not have the client's state after round {after}; it has those after: {kept}. "
+                "Put its state directory back, or start a new run."
+            )
+        return load_tensors(self._file(after))[0]
+
+    def save(self, t: int, tensors: Tensors) -> None:
+        """Keep the state after round t; what an earlier attempt at it left is replaced."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        save_tensors(self._file(t), tensors)
+
+    def forget_before(self, keep: int) -> None:
+        """Drop what the server cannot come back to."""
+        for t in self.rounds():
+            if t < keep:
+                self._file(t).unlink()
+
+    def finish(self, tensors: Tensors) -> None:
+        """The run is over: keep the final model of the client's side, drop the states."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        save_tensors(self.model_file, tensors)
+        for t in self.rounds():
+            self._file(t).unlink()
+
+    def rounds(self) -> list[int]:
+        """The rounds after which there is a state."""
+        found = (re.fullmatch(r"after-(\d+)\.safetensors", path.name) for path in self.directory.glob("after-*"))
+        return sorted(int(match[1]) for match in found if match)
+
+    def _file(self, t: int) -> Path:
+        return self.directory / f"after-{t}.safetensors"

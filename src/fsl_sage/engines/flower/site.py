@@ -1,0 +1,93 @@
+"""The client's side of a round: at the site, with its own images and its own state."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from fsl_sage.algorithms import make_algorithm
+from fsl_sage.config import Config
+from fsl_sage.engines.base import ClientError, Delivery, Setup
+from fsl_sage.engines.flower.agreement import Agreement
+from fsl_sage.engines.flower.node_state import NodeState
+from fsl_sage.engines.flower.records import Assignment, Report
+from fsl_sage.engines.flower.site_data import load_site
+from fsl_sage.engines.setup import assemble, build_parts, pick_device
+from fsl_sage.engines.worker import Worker
+from fsl_sage.errors import InputError
+from fsl_sage.roles.client import below
+from fsl_sage.roles.work import Parts
+from fsl_sage.tasks import Classification
+from fsl_sage.wire.message import Message, Tensors
+
+
+class Site:
+    """One client with its images, at its node."""
+
+    def __init__(self, config: Config, agreement: Agreement, client: int, data: Path, state: Path) -> None:
+        if not 0 <= client < config.clients:
+            raise InputError(f"client={client} is not possible: there are the clients 0 to {config.clients - 1}.")
+        self.client = client
+        self.state = state
+        self.setup = _setup(config, agreement, client, data)
+        torch.set_num_threads(config.threads)
+
+    def play(self, assignment: Assignment) -> Report:
+        """The client's local round; afterwards its state is on disk."""
+        node_state = self._node_state(assignment)
+        node_state.forget_before(assignment.keep)
+        kept = node_state.load(assignment.after)
+        held = self._held(assignment, kept)
+        worker = Worker(replace(self.setup, initial=held))
+        mail = {self.client: assignment.mail} if assignment.mail else {}
+        uploads: list[Message] = []
+        outcome = worker.whole_round(
+            assignment.round, self.client, below("state/", kept), Delivery(held, mail), uploads.append
+        )
+        if isinstance(outcome, ClientError):
+            raise outcome
+        node_state.save(assignment.round, self._kept(held, outcome.state))
+        update = outcome.update
+        return Report(assignment.run, assignment.round, self.client, update.losses, update.parts, uploads)
+
+    def finish(self, assignment: Assignment) -> None:
+        """The run is over: keep the newest weights of what this client holds, drop the states."""
+        node_state = self._node_state(assignment)
+        kept = node_state.load(assignment.after)
+        held = self._held(assignment, kept)
+        node_state.finish({**_paths(held), **below("state/own/", kept), **_paths(assignment.mail)})
+
+    def _node_state(self, assignment: Assignment) -> NodeState:
+        if assignment.client != self.client:
+            raise InputError(f"A message for client {assignment.client} came to the node of client {self.client}.")
+        return NodeState(self.state, assignment.run, self.client)
+
+    def _held(self, assignment: Assignment, kept: Tensors) -> Parts:
+        """The newest weights of every part that this client holds: what came now, else what came before."""
+        held = {}
+        for part in self.setup.algorithm.holds:
+            tensors = assignment.held.get(part) or below(f"held/{part}/", kept)
+            names = self.setup.initial[part].keys()
+            if tensors.keys() != names:
+                raise InputError(f"The weights of the part '{part}' neither came with the message nor are they here.")
+            held[part] = {name: tensors[name].to(self.setup.settings.device) for name in names}
+        return held
+
+    def _kept(self, held: Parts, state: Tensors) -> Tensors:
+        """What goes to disk: the client's state, and the weights that will not come again every round."""
+        stay = [part for part in held if part not in self.setup.algorithm.averaged]
+        kept = {f"held/{path}": tensor for path, tensor in _paths({part: held[part] for part in stay}).items()}
+        return kept | {f"state/{path}": tensor for path, tensor in state.items()}
+
+
+def _setup(config: Config, agreement: Agreement, client: int, data: Path) -> Setup:
+    """As every engine starts, with this site's images alone; of the other clients only the numbers are known."""
+    device = pick_device(config.device)
+    task = Classification(load_site(data, client, agreement), device, augment=config.data.augment)
+    modules = build_parts(config, task.data.sizes, device)
+    examples = [torch.arange(count) for count in agreement.examples]
+    return assemble(config, make_algorithm(config), task, modules, examples)
+
+
+def _paths(parts: Parts) -> Tensors:
+    return {f"{part}/{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}

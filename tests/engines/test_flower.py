@@ -1,0 +1,473 @@
+"""The Flower engine with everything but the network: messages, inspection, states at the nodes, resuming."""
+
+import json
+import re
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("flwr")
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+
+from fsl_sage.config import from_dict
+from fsl_sage.deploy.app import agree, write_app, write_sites
+from fsl_sage.deploy.server_app import serve
+from fsl_sage.engines.dry import DryEngine
+from fsl_sage.engines.flower.agreement import read_agreement, write_agreement
+from fsl_sage.engines.flower.client_app import make_client_app
+from fsl_sage.engines.flower.inspection import Inspector, RejectedError
+from fsl_sage.engines.flower.node_state import NodeState
+from fsl_sage.engines.flower.records import ABOUT, TENSORS, Assignment, pack, unpack
+from fsl_sage.engines.setup import dry_setup
+from fsl_sage.errors import InputError, TrainingError
+from fsl_sage.experiment import run
+from fsl_sage.records.files import load_tensors
+from fsl_sage.records.run_directory import RunDirectory
+from fsl_sage.wire.message import nbytes
+
+from ..conftest import TINY
+from .flower_grid import InProcessGrid
+
+OPTIONS = {"data": "", "timeout": 2.0, "minimum": 1, "join-timeout": 0.2}
+NOT_COMPARED = ("seconds", "elapsed_seconds", "failures", "rejected")
+
+
+class Deployment:
+    """An app, its sites' data, and a server's run directory."""
+
+    def __init__(self, config, directory):
+        self.config = config
+        self.directory = directory
+        self.agreement, shares = agree(config, None)
+        write_app(directory / "app", config, self.agreement)
+        self.sites = write_sites(directory / "sites", shares, self.agreement)
+        self.config_file = directory / "app" / "fsl_sage_app" / "config.toml"
+        self.run_directory = directory / "run"
+
+    def grid(self, clients=None, **options):
+        grid = InProcessGrid(make_client_app(self.config_file), **options)
+        for client in range(self.config.clients) if clients is None else clients:
+            self.join(grid, client)
+        return grid
+
+    def join(self, grid, client, name=""):
+        return grid.join(client, self.sites[client], self.directory / "state", name)
+
+    def serve(self, grid, **options):
+        options = {**OPTIONS, "run-directory": str(self.run_directory), **options}
+        return serve(self.config_file, grid, options)
+
+    def metrics(self):
+        return RunDirectory(self.run_directory).metrics()
+
+    def state(self, client):
+        run = json.loads((self.run_directory / "federation.json").read_text())["run"]
+        return NodeState(self.directory / "state", run, client)
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch):
+    """Nothing here takes time to arrive."""
+    monkeypatch.setattr("fsl_sage.engines.flower.courier.POLL", 0.02)
+    monkeypatch.setattr("fsl_sage.engines.flower.engine.POLL", 0.02)
+
+
+@pytest.fixture
+def deploy(tiny, tmp_path):
+    return lambda **changes: Deployment(tiny(**changes), tmp_path)
+
+
+def compared(metrics):
+    return [{name: value for name, value in line.items() if name not in NOT_COMPARED} for line in metrics]
+
+
+def assert_same_run(a, b):
+    assert compared(RunDirectory(a).metrics()) == compared(RunDirectory(b).metrics())
+    assert (a / "ledger.csv").read_bytes() == (b / "ledger.csv").read_bytes()
+    first, second = (load_tensors(path / "model.safetensors")[0] for path in (a, b))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+# The same numbers
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"algorithm": "fsl-sage", "align_every": 2, "rounds": 4},
+        {"algorithm": "fsl-sage", "warm_start": True, "align_every": 2, "rounds": 3},
+        {"algorithm": "lazy-fsl-sage", "align_until": 0, "rounds": 3, "alignment": {"scope": "pooled"}},
+        {"algorithm": "cse-fsl", "order": "blocked"},
+        {"algorithm": "fedavg", "optimizer": {"schedule": "cosine"}},
+        {"cohort": 0.67, "rounds": 4, "data": {"partition": "dirichlet", "alpha": 0.5}},
+    ],
+    ids=["fsl-sage", "warm-start", "lazy", "cse-fsl", "fedavg", "cohort"],
+)
+def test_bits_ledger_and_metrics_are_those_of_the_local_engine(deploy, changes):
+    deployment = deploy(**changes)
+    result = deployment.serve(deployment.grid())
+    assert_same_run(result.directory, run(deployment.config).directory)
+
+
+@pytest.mark.parametrize("algorithm", ["fsl-sage", "cse-fsl", "fedavg"])
+def test_the_tensors_that_cross_are_what_the_ledger_bills(deploy, algorithm):
+    deployment = deploy(algorithm=algorithm, rounds=3, align_every=2, warm_start=algorithm == "fsl-sage")
+    replies = []
+
+    def overhear(client, message, reply):
+        replies.append(reply)
+        return reply
+
+    grid = deployment.grid(tamper=overhear)
+    deployment.serve(grid)
+
+    def moved(messages):
+        records = [message.content.array_records for message in messages]
+        return sum(nbytes(unpack(record[TENSORS])) for record in records if TENSORS in record)
+
+    entries = RunDirectory(deployment.run_directory).ledger()
+    billed = {way: sum(entry.bytes for entry in entries if entry.direction == way) for way in ("up", "down")}
+    assert moved(replies) == billed["up"]
+    assert moved(grid.sent) == billed["down"]
+
+
+def test_one_message_a_client_a_round_and_nothing_but_weights_and_smashed_data_goes_up(deploy):
+    deployment = deploy(rounds=2)
+    seen = []
+
+    def overhear(client, message, reply):
+        if message.metadata.message_type == "train":
+            seen.append(
+                (client, message.metadata.group_id, sorted({p.split("/")[0] for p in unpack(reply.content[TENSORS])}))
+            )
+        return reply
+
+    deployment.serve(deployment.grid(tamper=overhear))
+    groups = ["upload", "weights"]
+    assert sorted(seen) == [(client, str(t), groups) for client in range(3) for t in range(2)]
+
+
+# What a client keeps
+
+
+def test_a_node_keeps_its_state_since_the_last_checkpoint_and_at_the_end_the_final_weights(deploy):
+    deployment = deploy(rounds=4, checkpoint_every=2)
+    kept = []
+
+    def look(client, message, reply):
+        if message.metadata.message_type == "train" and client == 0:
+            kept.append(deployment.state(0).rounds())
+        return reply
+
+    result = deployment.serve(deployment.grid(tamper=look))
+    assert kept == [[0], [0, 1], [1, 2], [1, 2, 3]]
+    assert deployment.state(0).rounds() == []
+    final = load_tensors(deployment.state(0).model_file)[0]
+    model = load_tensors(result.model_file)[0]
+    mine = {name.removeprefix("client/"): x for name, x in final.items() if name.startswith("client/")}
+    assert mine
+    assert all(torch.equal(model[name], tensor) for name, tensor in mine.items())
+    assert any(name.startswith("auxiliary/") for name in final)
+
+
+def test_a_killed_server_goes_on_from_its_checkpoint_bit_for_bit(deploy):
+    deployment = deploy(rounds=4, checkpoint_every=2, align_every=1)
+
+    class Killed(BaseException):
+        pass
+
+    def kill(client, message, reply):
+        if (message.metadata.message_type, message.metadata.group_id, client) == ("train", "3", 1):
+            raise Killed
+        return reply
+
+    with pytest.raises(Killed):
+        deployment.serve(deployment.grid(tamper=kill))
+    assert len(deployment.metrics()) == 3
+    assert deployment.state(0).rounds() == [1, 2, 3]  # client 0 had played round 3
+    result = deployment.serve(deployment.grid())
+    assert_same_run(result.directory, run(deployment.config).directory)
+
+
+def test_a_replayed_round_without_the_matching_state_is_refused_with_the_reason(deploy):
+    deployment = deploy(rounds=2)
+    assignment = Assignment("a" * 32, 1, 0, 0, -1, {}, {})
+    grid = deployment.grid([0])
+    message = Message(assignment.records(), next(iter(grid.nodes)), "train")
+    (id,) = grid.push_messages([message])
+    (reply,) = grid.pull_messages([id])
+    assert "does not have the client's state after round 0; it has those after: none" in reply.error.reason
+
+
+def test_a_node_that_lost_its_state_is_missing_and_the_run_goes_on(deploy):
+    deployment = deploy(rounds=3)
+
+    def lose(client, message, reply):
+        if (message.metadata.group_id, client) == ("1", 2):
+            shutil.rmtree(deployment.state(2).directory)
+        return reply
+
+    deployment.serve(deployment.grid(tamper=lose))
+    assert [line["missing"] for line in deployment.metrics()] == [[], [], [2]]
+    assert "state after round 1" in deployment.metrics()[2]["failures"]["2"]
+
+
+def test_a_reply_that_was_not_accepted_leaves_the_client_where_it_was(deploy):
+    """Client 2's report on round 1 is lost; it must go on as a client that was absent, from its state after round 0."""
+    deployment = deploy(rounds=3)
+    asked = []
+
+    def lose(client, message, reply):
+        if message.metadata.message_type == "train" and client == 2:
+            asked.append(Assignment.read(message.content).after)
+        return None if (message.metadata.group_id, client) == ("1", 2) else reply
+
+    deployment.serve(deployment.grid(tamper=lose), timeout=0.1)
+    assert asked == [-1, 0, 0]
+    assert [line["missing"] for line in deployment.metrics()] == [[], [2], []]
+    assert deployment.metrics()[1]["failures"] == {"2": "no reply within 0.1 s"}
+
+
+@pytest.mark.parametrize("run_id", ["../../etc", "", "A" * 32])
+def test_a_run_id_cannot_lead_out_of_the_state_directory(tmp_path, run_id):
+    with pytest.raises(InputError, match="32 hexadecimal digits"):
+        NodeState(tmp_path, run_id, 0)
+
+
+# Who takes part
+
+
+def test_a_late_node_joins_and_one_that_leaves_is_missing(deploy):
+    deployment = deploy(rounds=4)
+    grid = deployment.grid([0, 1])
+
+    def come_and_go(client, message, reply):
+        if (message.metadata.group_id, client) == ("0", 0):
+            deployment.join(grid, 2)
+        if (message.metadata.group_id, client) == ("2", 0):
+            del grid.nodes[min(grid.nodes)]
+        return reply
+
+    grid.tamper = come_and_go
+    deployment.serve(grid)
+    # Node 2 is asked who it is when round 1 starts, without waiting for it.
+    assert [line["missing"] for line in deployment.metrics()] == [[2], [2], [], [0]]
+    assert deployment.metrics()[0]["failures"] == {"2": "it is not connected"}
+
+
+def test_fewer_than_the_minimum_end_the_run_and_keep_the_checkpoint(deploy):
+    deployment = deploy(rounds=3)
+
+    def silent(client, message, reply):
+        return None if message.metadata.group_id == "1" and client else reply
+
+    with pytest.raises(TrainingError, match="Only 1 clients answered in round 1, but 'minimum' is 2"):
+        deployment.serve(deployment.grid(tamper=silent), minimum=2, timeout=0.1)
+    with pytest.raises(TrainingError, match="Only 1 clients are connected in round 1, but 'minimum' is 2"):
+        deployment.serve(deployment.grid([0]), minimum=2)
+    assert len(deployment.metrics()) == 1
+    assert_same_run(deployment.serve(deployment.grid()).directory, run(deployment.config).directory)
+
+
+def test_two_nodes_cannot_be_the_same_client_nor_a_registered_key_another_client(deploy, capsys):
+    deployment = deploy(rounds=1)
+    grid = deployment.grid([0])
+    second, impostor = deployment.join(grid, 0), deployment.join(grid, 1, name="client-2")
+    deployment.serve(grid)
+    said = capsys.readouterr().out
+    assert f"Node {impostor} cannot take part: it says to be client 1 but its key is registered as client-2" in said
+    assert f"is node {second}" not in said
+    assert deployment.metrics()[0]["missing"] == [1, 2]
+
+
+def test_a_site_whose_data_are_not_as_agreed_says_so_before_the_first_round(deploy, capsys):
+    deployment = deploy(rounds=1)
+    grid = deployment.grid([0, 1])
+    grid.join(2, deployment.sites[0].parent, deployment.directory / "state")  # a directory: all sites' archives
+    deployment.serve(grid)
+    assert "cannot take part: Client 2 has 150 images here but 50 in the agreement" in capsys.readouterr().out
+
+
+# Hostile replies
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory):
+    """An inspector that waits for client 2's report on round 1, and the bytes of an honest one."""
+    deployment = Deployment(from_dict({**TINY, "rounds": 1}), tmp_path_factory.mktemp("honest"))
+    reports = []
+
+    def overhear(client, message, reply):
+        if client == 2 and message.metadata.message_type == "train":
+            reports.append(reply.content)
+        return reply
+
+    deployment.serve(deployment.grid(tamper=overhear))
+    run = str(reports[0].config_records[ABOUT]["run"])
+    dry = DryEngine(dry_setup(deployment.config, deployment.agreement.sizes(0), deployment.agreement.examples))
+    return Inspector(run, dry, 10, torch.device("cpu")), reports[0]
+
+
+def a_copy(content):
+    return RecordDict({ABOUT: ConfigRecord({**content[ABOUT]}), TENSORS: ArrayRecord({**content[TENSORS]})})
+
+
+def tensors(**changes):
+    """Spoils the first tensor whose path holds the given words."""
+    ((words, change),) = changes.items()
+
+    def spoil(content):
+        all = unpack(content[TENSORS])
+        path = next(path for path in sorted(all) if words.replace("_", "/") in path)
+        changed = change(all.pop(path))
+        content[TENSORS] = pack(all if changed is None else {**all, path: changed})
+
+    return spoil
+
+
+def more(path, tensor):
+    def spoil(content):
+        content[TENSORS] = pack({**unpack(content[TENSORS]), path: tensor})
+
+    return spoil
+
+
+def about(**changes):
+    return lambda content: content[ABOUT].update(changes)
+
+
+def block(style, data):
+    def spoil(content):
+        content[TENSORS] = ArrayRecord({"block": Array("uint8", (len(data),), style, data)})
+
+    return spoil
+
+
+HOSTILE = {
+    "shape": (tensors(weights_client=lambda x: x[..., :1].clone()), "has the shape"),
+    "upload's shape": (tensors(activations=lambda x: x[:-1].clone()), "has the shape"),
+    "dtype": (tensors(weights_client=lambda x: x.double()), "is torch.float64 instead of torch.float32"),
+    "nan": (tensors(weights_client=lambda x: x * float("nan")), "not finite"),
+    "infinite": (tensors(activations=lambda x: x.fill_(float("inf"))), "not finite"),
+    "label too high": (tensors(labels=lambda y: y + 10), "labels outside 0 to 9"),
+    "label below 0": (tensors(labels=lambda y: y - 100), "labels outside 0 to 9"),
+    "a weight is missing": (tensors(weights_client=lambda x: None), "it lacks 'weights/client/"),
+    "labels are missing": (tensors(labels=lambda y: None), "it lacks 'upload/0/labels/labels'"),
+    "something more": (more("weights/server/x", torch.zeros(1)), "it has 'weights/server/x', which nobody asked for"),
+    "oversized": (more("upload/99/activations/0", torch.zeros(100_000)), "it is too large"),
+    "another round": (about(round=7), "its round is 7 instead of 0"),
+    "another run": (about(run="b" * 32), "its run is bbbb"),
+    "another client": (about(client=0), "its client is 0 instead of 2"),
+    "no round": (lambda content: content[ABOUT].pop("round"), "its round is None instead of 0"),
+    "loss": (about(**{"loss/client_loss": float("nan")}), "its client_loss is nan"),
+    "loss that is no number": (about(**{"loss/client_loss": "x" * 999}), "its client_loss is xxx"),
+    "loss of a kind": (about(**{"loss/x": 1.0}), "not all was asked for"),
+    "garbage": (block("safetensors", b"not a tensor"), "damaged"),
+    "lying header": (block("safetensors", (2**60).to_bytes(8, "little") + b"{}"), "damaged"),
+    "pickle": (block("cloudpickle", b"\x80\x04N."), "not one safetensors block"),
+    "no tensors": (lambda content: content.pop(TENSORS), "it has the records 'about'"),
+    "nothing": (lambda content: content.clear(), "it has the records nothing"),
+}
+
+
+def test_an_honest_report_passes(honest):
+    inspector, content = honest
+    report = inspector.inspect(a_copy(content), 0, 2)
+    assert [upload.values["step"] for upload in report.uploads] == [0, 2]
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_hostile_report_is_rejected_with_the_reason(honest, kind):
+    inspector, content = honest
+    spoil, reason = HOSTILE[kind]
+    spoilt = a_copy(content)
+    spoil(spoilt)
+    with pytest.raises(RejectedError, match=re.escape(reason)):
+        inspector.inspect(spoilt, 0, 2)
+
+
+def test_after_hostile_replies_the_model_is_as_if_they_had_not_come(deploy, capsys):
+    deployment = deploy(rounds=4, align_every=2)
+    kinds = {("1", 2): "nan", ("2", 0): "label too high", ("2", 1): "oversized"}
+
+    def hostile(client, message, reply):
+        if kind := kinds.get((message.metadata.group_id, client)):
+            HOSTILE[kind][0](reply.content)
+        return reply
+
+    def silent(client, message, reply):
+        return None if (message.metadata.group_id, client) in kinds else reply
+
+    grid = deployment.grid(tamper=hostile)
+    result = deployment.serve(grid)
+    assert [line["missing"] for line in result.metrics] == [[], [2], [0, 1], []]
+    node = max(grid.nodes)
+    assert result.metrics[1]["rejected"]["2"].startswith(f"node {node}: ")
+    assert f"Client 2 is missing: node {node}: " in capsys.readouterr().out
+
+    shutil.rmtree(deployment.directory / "state")
+    deployment.run_directory = deployment.directory / "silent"
+    deployment.serve(deployment.grid(tamper=silent), timeout=0.1)
+    assert_same_run(result.directory, deployment.run_directory)
+
+
+def test_a_reply_of_the_round_before_is_rejected(deploy):
+    deployment = deploy(rounds=2)
+    before = {}
+
+    def replay(client, message, reply):
+        if client == 1 and message.metadata.message_type == "train":
+            old = before.setdefault("reply", reply)
+            return Message(old.content, reply_to=message)
+        return reply
+
+    result = deployment.serve(deployment.grid(tamper=replay))
+    assert "its round is 0 instead of 1" in result.metrics[1]["rejected"]["1"]
+
+
+def test_what_a_site_says_is_printed_short_and_in_one_line(honest):
+    inspector, content = honest
+    spoilt = a_copy(content)
+    spoilt[ABOUT]["run"] = "\x1b[31mred\n" + "x" * 1000
+    with pytest.raises(RejectedError) as caught:
+        inspector.inspect(spoilt, 0, 2)
+    assert len(str(caught.value)) < 200
+    assert str(caught.value).isprintable()
+
+
+# What cannot run
+
+
+@pytest.mark.parametrize("algorithm", ["splitfed-ms", "splitfed-ss"])
+def test_algorithms_whose_clients_wait_are_refused(deploy, algorithm):
+    with pytest.raises(InputError, match=f"{algorithm} cannot run on Flower: .* --engine ray"):
+        deploy(algorithm=algorithm)
+
+
+def test_what_else_cannot_run_is_refused(deploy):
+    with pytest.raises(InputError, match="batch-norm local cannot run on Flower"):
+        deploy(model={"batch_norm": "local"})
+
+
+def test_the_agreement_survives_its_file_exactly(deploy, tmp_path):
+    deployment = deploy(optimizer={"lr": 0.1 + 0.2}, data={"name": "cifar10-mini"})
+    path = tmp_path / "config.toml"
+    path.write_text(write_agreement(deployment.config, deployment.agreement))
+    config, agreement = read_agreement(path)
+    assert (config, agreement) == (deployment.config, deployment.agreement)
+
+
+def test_a_finished_or_another_run_is_not_gone_on_with(deploy):
+    deployment = deploy(rounds=1)
+    deployment.serve(deployment.grid())
+    with pytest.raises(InputError, match="is finished"):
+        deployment.serve(deployment.grid())
+    (deployment.run_directory / "result.json").unlink()
+    text = write_agreement(replace(deployment.config, rounds=3), deployment.agreement)
+    deployment.config_file.write_text(text)
+    with pytest.raises(InputError, match="holds a run of another configuration"):
+        deployment.serve(deployment.grid())
