@@ -16,7 +16,7 @@ from fsl_sage.roles.f_server import client_weights
 from fsl_sage.roles.replica import Slots
 from fsl_sage.roles.work import Settings, draws_in_forward
 from fsl_sage.seeding import derive, numpy_generator
-from fsl_sage.split.parts import make_parts
+from fsl_sage.split import auxiliary, split_model
 from fsl_sage.tasks import Classification
 
 META = torch.device("meta")
@@ -136,9 +136,11 @@ def build_parts(config: Config, sizes: Sizes, device: torch.device) -> dict[str,
     model = build_model(config, sizes, device)
     cut = config.model.cut or DEFAULT_CUT[config.model.name]
     example = torch.zeros(2, *sizes.image, device=META if device == META else "cpu")
+    split = split_model(model, cut, example)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(config.seed, "auxiliary"))
-        parts = make_parts(model, cut, config.model.auxiliary, example)
+        estimator = auxiliary(split, config.model.auxiliary, aligned=device != META)
+    parts = {"client": split.client, "server": split.server, "auxiliary": estimator}
     return {part: module.to(device) for part, module in parts.items()}
 
 
