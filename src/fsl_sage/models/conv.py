@@ -8,13 +8,11 @@ as often as wanted.
 
 from functools import lru_cache
 from itertools import product
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.autograd import Function
 
 from fsl_sage.models.layout import channels_last, in_channels_last
 
@@ -32,25 +30,27 @@ class Conv2d(nn.Conv2d):
         return in_channels_last(self._small if self._pays(input) else super().forward, input)
 
     def _pays(self, x: Tensor) -> bool:
-        """Whether the matrix products are faster: measured with one thread, 16 to 256 images, 64 to 512 channels."""
-        if x.device.type != "cpu" or x.dim() != 4 or torch.is_autocast_enabled("cpu"):
+        """Whether the matrix products are faster: measured with one thread, 16 to 256 images, 16 to 512 channels."""
+        if x.device.type != "cpu" or x.dim() != 4 or not x.numel() or torch.is_autocast_enabled("cpu"):
             return False
         if x.dtype not in (torch.float32, torch.float64) or self.groups != 1 or self.padding_mode != "zeros":
             return False
-        images, _, rows, columns = x.shape
+        images, channels, rows, columns = x.shape
         if self.kernel_size == (1, 1):
-            return self.stride == (2, 2) and self.padding == (0, 0) and max(rows, columns) <= 4
+            return self.stride == (2, 2) and self.padding == (0, 0) and max(rows, columns) <= 8
         if self.kernel_size != (3, 3) or self.padding != (1, 1) or self.dilation != (1, 1) or rows != columns:
             return False
         if self.stride == (1, 1):
-            return rows in (1, 2, 4) or (rows == 8 and images >= 64)
-        return self.stride == (2, 2) and (rows == 2 or (rows == 4 and images >= 64))
+            enough = {1: True, 2: True, 4: channels >= 32, 8: channels >= 64 and images >= 64}
+        else:
+            enough = {2: True, 4: images >= 64} if self.stride == (2, 2) else {}
+        return enough.get(rows, False)
 
     def _small(self, x: Tensor) -> Tensor:
         if self.kernel_size == (1, 1):
-            y = _pointwise(x[:, :, ::2, ::2], self.weight.flatten(1))
+            y = _every_second(x, self.weight)
         elif x.shape[2] == 1:
-            y = _pointwise(x, self.weight.flatten(2)[:, :, 4])  # only the middle tap meets a pixel
+            y = _middle_tap(x, self.weight)
         elif self.stride == (1, 1):
             y = _by_products(x, self.weight)
         else:
@@ -58,22 +58,35 @@ class Conv2d(nn.Conv2d):
         return y if self.bias is None else y + self.bias[:, None, None]
 
 
-def _pointwise(x: Tensor, taps: Tensor) -> Tensor:
-    """One product for all pixels. x [N, C, H, W], taps [K, C]."""
-    N, C, H, W = x.shape
-    y = x.permute(0, 2, 3, 1).reshape(-1, C) @ taps.contiguous().T
-    return channels_last(y.view(N, H, W, -1).permute(0, 3, 1, 2))
+def _every_second(x: Tensor, weight: Tensor) -> Tensor:
+    """Kernel 1x1, stride 2: one product for all output pixels. x [N, C, H, W], weight [K, C, 1, 1]."""
+    rows, columns = range(0, x.shape[2], 2), range(0, x.shape[3], 2)
+    pixels = _pixels(x, [row * x.shape[3] + column for row, column in product(rows, columns)])
+    return _map(pixels.flatten(0, 1) @ weight.flatten(1).T, len(rows), len(columns))
+
+
+def _middle_tap(x: Tensor, weight: Tensor) -> Tensor:
+    """One pixel, which only the middle tap meets. x [N, C, 1, 1], weight [K, C, 3, 3]."""
+    return _map(x.flatten(1) @ weight.flatten(2)[:, :, 4].contiguous().T, 1, 1)
 
 
 def _by_taps(x: Tensor, weight: Tensor) -> Tensor:
     """Stride 2: one product for every output pixel, over the taps that meet a pixel. x [N, C, H, H]."""
-    N, C, H, _ = x.shape
-    pixels, taps, counts = _meetings(H)
-    patches = _transform(_like(pixels, x), x.permute(0, 2, 3, 1).reshape(N, H * H, C))
-    filters = _transform(_like(taps, x), weight.flatten(2).transpose(1, 2))
-    pairs = zip(torch.split(patches, counts, dim=1), torch.split(filters, counts, dim=1), strict=True)
-    y = torch.stack([patch.flatten(1) @ filter.flatten(1).T for patch, filter in pairs], dim=1)
-    return channels_last(y.view(N, H // 2, H // 2, -1).permute(0, 3, 1, 2))
+    pixels, taps, counts = _meetings(x.shape[2])
+    patches = torch.split(_pixels(x, pixels), counts, dim=1)
+    filters = torch.split(weight.flatten(2).transpose(1, 2).index_select(1, torch.tensor(taps)), counts, dim=1)
+    y = [patch.flatten(1) @ filter.flatten(1).T for patch, filter in zip(patches, filters, strict=True)]
+    return _map(torch.stack(y, dim=1), x.shape[2] // 2, x.shape[2] // 2)
+
+
+def _pixels(x: Tensor, which: list[int]) -> Tensor:
+    """The numbered pixels of x [N, C, H, W]: [N, len(which), C]."""
+    return x.permute(0, 2, 3, 1).flatten(1, 2).index_select(1, torch.tensor(which))
+
+
+def _map(y: Tensor, rows: int, columns: int) -> Tensor:
+    """The map [N, K, rows, columns] of its pixels [N, rows, columns, K]."""
+    return channels_last(y.view(-1, rows, columns, y.shape[-1]).permute(0, 3, 1, 2))
 
 
 def _by_products(x: Tensor, weight: Tensor) -> Tensor:
@@ -89,7 +102,7 @@ def _by_products(x: Tensor, weight: Tensor) -> Tensor:
     V = _transform(B, _transform(B, lines).view(P * t, H, N * C)).view(P * t * P, t * N, C)
     U = torch.bmm(G[None], weight.reshape(1, K * C, 9).transpose(1, 2))
     U = U.view(P, 1, P, K, C).expand(P, t, P, K, C).reshape(P * t * P, K, C)
-    M: Tensor = _Products.apply(V, U)  # type: ignore[no-untyped-call]
+    M = torch.bmm(V, U.transpose(1, 2))
     y = _transform(A, _transform(A, M.view(P * t, P * t, N * K)).view(1, P * t, H * N * K)).view(H, H, N, K)
     return channels_last(y.permute(2, 3, 0, 1))
 
@@ -99,37 +112,19 @@ def _transform(table: Tensor, x: Tensor) -> Tensor:
     return torch.bmm(table.expand(x.shape[0], -1, -1), x)
 
 
-class _Products(Function):
-    """V [P, N, C] times U [P, K, C] transposed: [P, N, K]; unlike `bmm`, U's gradient needs no transposed copy."""
-
-    @staticmethod
-    def forward(ctx: Any, V: Tensor, U: Tensor) -> Tensor:
-        ctx.save_for_backward(V, U)
-        return torch.bmm(V, U.transpose(1, 2))
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        V, U = ctx.saved_tensors
-        for_V, for_U = ctx.needs_input_grad
-        return (
-            torch.bmm(gradient, U) if for_V else None,
-            torch.bmm(gradient.transpose(1, 2), V) if for_U else None,
-        )
-
-
 def _like(table: Array, x: Tensor) -> Tensor:
     # A tensor of its own each time: a kept one would carry the mode (inference, tracing) in which it was first made.
     return torch.tensor(table, dtype=x.dtype, device=x.device)
 
 
 @lru_cache
-def _meetings(size: int) -> tuple[Array, Array, list[int]]:
-    """Which pixel meets which tap, one output pixel after the other, as rows of unit matrices; and how many at each."""
+def _meetings(size: int) -> tuple[list[int], list[int], list[int]]:
+    """Which pixel meets which tap, one output pixel after the other; and how many meet at each."""
     line = [[(p, p - center + 1) for p in range(size) if abs(p - center) <= 1] for center in range(0, size, 2)]
     meetings = [list(product(rows, columns)) for rows, columns in product(line, line)]
     pixels = [row * size + column for meeting in meetings for (row, _), (column, _) in meeting]
     taps = [row * 3 + column for meeting in meetings for (_, row), (_, column) in meeting]
-    return np.eye(size * size)[pixels], np.eye(9)[taps], [len(meeting) for meeting in meetings]
+    return pixels, taps, [len(meeting) for meeting in meetings]
 
 
 @lru_cache
