@@ -29,6 +29,7 @@ class DryEngine(Engine):
         self.setup = setup
         self._server = _DryServer(setup)
         self._smashed: dict[int, Smash] = {}
+        self._batches: dict[int, Batch] = {}
 
     def train(self, t: int, clients: Sequence[int], delivery: Delivery, ledger: Ledger) -> list[Update]:
         """Every client's local round; uploads and replies are billed and their contents made up."""
@@ -68,8 +69,10 @@ class DryEngine(Engine):
 
     def batch(self, size: int) -> Batch:
         """A batch of `size` examples, as shapes."""
-        indices = torch.zeros(size, dtype=torch.int64, device="meta")
-        return self.setup.settings.task.training_batch(indices, torch.Generator())
+        if size not in self._batches:
+            indices = torch.zeros(size, dtype=torch.int64, device="meta")
+            self._batches[size] = self.setup.settings.task.training_batch(indices, torch.Generator())
+        return self._batches[size]
 
     def share_auxiliary(self, tensors: Tensors) -> None:
         """Sizes stay."""
