@@ -47,14 +47,15 @@ def load_grid(name_or_path: str | Path) -> Grid:
         values = table.get(name, [])
         if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
             raise InputError(f"{name_or_path}: '{name}' in [compare] must be a list, as {_EXAMPLES[name]}.")
-    varied = flatten({"vary": table.get("vary", {})})
-    if not all(isinstance(values, list) for values in varied.values()):
+    vary = table.get("vary", {})
+    varied: dict[str, Any] = flatten(vary) if isinstance(vary, dict) else {}
+    if not isinstance(vary, dict) or not all(isinstance(values, list) for values in varied.values()):
         raise InputError(f"{name_or_path}: 'vary' in [compare] must be a table of lists, as {_EXAMPLES['vary']}.")
     return Grid(
         tuple(table.get("algorithms", [])),
         tuple(table.get("seeds", [])),
         tuple(value if isinstance(value, str) else f"{value:g}" for value in table.get("alpha", [])),
-        {option_path(name.removeprefix("vary.")): tuple(values) for name, values in varied.items()},
+        {option_path(name): tuple(values) for name, values in varied.items()},
         tuple(float(value) for value in table.get("target", [])),
     )
 

@@ -19,7 +19,7 @@ from fsl_sage.report.figures import Drawing
 from fsl_sage.report.options import flatten
 from fsl_sage.report.study import ACCURACY, COSINE, LOSS, NMSE, Metric, Series, Study
 from fsl_sage.report.style import style
-from fsl_sage.report.tables import Table, to_html
+from fsl_sage.report.tables import Cell, Table, to_html
 
 SHORT = {ACCURACY: "accuracy", LOSS: "loss", COSINE: "fidelity (cosine)", NMSE: "fidelity (NMSE)"}
 FINDINGS = 6
@@ -124,7 +124,7 @@ def _figure(drawing: Drawing, png: bytes) -> str:
 
 
 def _configuration(study: Study) -> str:
-    options = [flatten({"algorithm": run.config.algorithm, **to_dict(run.config)}) for run in study.runs]
+    options = [flatten(to_dict(run.config)) for run in study.runs]
     hidden = {"out", "workers", "seed", "algorithm"}
     same = {
         path: value
@@ -133,30 +133,29 @@ def _configuration(study: Study) -> str:
     }
     differ = [path for path in options[0] if path not in hidden | set(same)]
     environments = list(dict.fromkeys(run.environment for run in study.runs if run.environment))
-    parts = [
-        f"<details open><summary>Options that all runs share</summary>{_definitions(same)}</details>",
-        *(
-            f"<details><summary>{html.escape(_title(series))}: options that differ between runs</summary>"
-            f"{_definitions(_values(series, differ))}</details>"
-            for series in (study.series if differ else ())
-        ),
-        *(f'<p class="hint">{html.escape(environment)}</p>' for environment in environments),
-    ]
+    parts = [f"<details open><summary>Options that all runs share</summary>{_definitions(same)}</details>"]
+    if differ:
+        rows = [[Cell(text) for text in _own_options(series, differ)] for series in study.series]
+        table = to_html(Table("options", "", ["algorithm", "seeds", *map(option, differ)], rows, []))
+        summary = "<summary>Options that differ between runs</summary>"
+        parts.append(f'<details>{summary}<div class="scroll">{table}</div></details>')
+    parts += [f'<p class="hint">{html.escape(environment)}</p>' for environment in environments]
     return "\n".join(parts)
 
 
-def _title(series: Series) -> str:
-    return ", ".join([style(series.algorithm).name, *([series.setting.label] if series.setting.label else [])])
-
-
-def _values(series: Series, paths: Sequence[str]) -> dict[str, Any]:
+def _own_options(series: Series, paths: Sequence[str]) -> list[str]:
     own = [flatten(to_dict(run.config)) for run in series.all_runs]
     seeds = ", ".join(str(run.config.seed) for run in series.all_runs)
-    return {"seed": seeds, **{path: ", ".join(dict.fromkeys(str(each[path]) for each in own)) for path in paths}}
+    values = (dict.fromkeys(_text(each[path]) for each in own) for path in paths)
+    return [series.algorithm, seeds, *(", ".join(each) for each in values)]
+
+
+def _text(value: Any) -> str:
+    return "none" if value is None else str(value)
 
 
 def _definitions(values: Mapping[str, Any]) -> str:
-    pairs = ((option(path), "none" if value is None else str(value)) for path, value in values.items())
+    pairs = ((option(path), _text(value)) for path, value in values.items())
     return f"<dl>{''.join(f'<div><dt>{html.escape(a)}</dt><dd>{html.escape(b)}</dd></div>' for a, b in pairs)}</dl>"
 
 
@@ -171,7 +170,7 @@ def _data(study: Study) -> dict[str, Any]:
         "settings": [setting.label for setting in study.settings],
         "metrics": [_metric(metric) for metric in metrics],
         "series": [_series(study, series, metrics) for series in study.series],
-        "shades": [to_hex(colour) for colour in colormaps["viridis"](np.linspace(0, 0.9, 24))],
+        "shades": [to_hex(colour) for colour in colormaps["viridis"](np.linspace(0, 0.85, 24))],
     }
 
 

@@ -6,7 +6,7 @@
   const controls = document.getElementById("controls");
   const AXES = {
     rounds: "rounds",
-    gib: "communication, GiB (the paper's convention)",
+    gib: "communication, GiB",
     seconds: "measured time of the simulation, s",
   };
   const state = { metric: 0, x: "gib", xScale: "linear", yScale: "linear", by: "algorithm", setting: 0, algorithm: 0 };

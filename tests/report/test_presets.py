@@ -1,0 +1,61 @@
+"""The presets of experiments/: every experiment of the paper, and the same questions scaled to a CPU."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fsl_sage.config import load_preset
+from fsl_sage.report.compare import costs_of_runs
+from fsl_sage.report.grid import load_grid, plan_runs
+from fsl_sage.wire.ledger import GIB
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+PAPER, CPU = (sorted((EXPERIMENTS / name).glob("*.toml")) for name in ("paper", "cpu"))
+RUNS = {
+    "alignment-interval-cifar10": 5,
+    "alignment-interval-cifar100": 5,
+    "auxiliary-size-cifar10": 2 * 4,
+    "auxiliary-size-cifar100": 2 * 4,
+    "cifar10": 5 * 2 * 4,
+    "cifar100": 5 * 2 * 4,
+    "dirichlet": 5 * 6,
+    "latency": 5,
+    "cifar10-10k-alignment-interval": 5 + 1,
+    "cifar10-10k-auxiliary-size": 2 * 4,
+    "cifar10-10k-images": 6 * 3 * 3,
+    "cifar100-9999-test-images": 6,
+}
+
+
+def dry_run(file):
+    plans = plan_runs(load_preset(file), load_grid(file))
+    data = plans[0].config.data.name
+    if data.startswith("npz:") and not Path(data.removeprefix("npz:")).exists():
+        pytest.skip(f"{data.removeprefix('npz:')} is not here")
+    return plans, costs_of_runs([plans[0], plans[-1]])
+
+
+@pytest.mark.parametrize("file", [*PAPER, *CPU], ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_every_preset_is_a_grid_that_can_be_priced(file, monkeypatch):
+    monkeypatch.chdir(EXPERIMENTS.parent)
+    plans, costs = dry_run(file)
+    assert len(plans) == RUNS[file.stem]
+    for cost in costs:
+        budget = plans[0].config.budget_gib
+        assert cost["bytes_paper"] >= budget * GIB if budget else cost["rounds"] == plans[0].config.rounds
+
+
+@pytest.mark.parametrize("file", PAPER, ids=lambda file: file.stem)
+def test_the_papers_settings_are_those_of_the_preset_paper(file):
+    """They differ in the data and in what ends a run, and in nothing else."""
+    paper, config = load_preset("paper"), load_preset(file)
+    assert config.data.name in ("cifar10", "cifar100")
+    same = replace(config, data=paper.data, rounds=paper.rounds, budget_gib=paper.budget_gib)
+    assert replace(same, model=replace(same.model, auxiliary=paper.model.auxiliary)) == paper
+
+
+@pytest.mark.parametrize("file", CPU, ids=lambda file: file.stem)
+def test_a_scaled_experiment_says_that_it_is_not_the_papers(file):
+    assert file.read_text().startswith("# Not the paper's experiment: ")
+    assert load_preset(file).device == "cpu"

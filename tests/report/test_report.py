@@ -1,0 +1,104 @@
+"""What a report writes: figures for which there are data, tables in three forms, one page."""
+
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fsl_sage.errors import InputError
+from fsl_sage.report.figures import draw_figures
+from fsl_sage.report.load import load_runs
+from fsl_sage.report.study import make_study
+from fsl_sage.report.write import ReportOptions, write_report
+from tests.report.made_up import made_up_config, write_grid, write_run
+
+CURVES = ["accuracy-gib", "accuracy-rounds", "loss-gib", "loss-rounds"]
+
+
+def names_of(folder):
+    return [drawing.name for drawing in draw_figures(make_study(load_runs(folder)[0]), 100.0)]
+
+
+def test_one_run_has_its_curves_fidelity_classes_and_latency(tmp_path):
+    write_run(tmp_path / "run", made_up_config("fsl-sage"))
+    assert names_of(tmp_path) == [*CURVES, "fidelity-cosine", "fidelity-nmse", "classes", "latency"]
+    assert names_of(tmp_path / "run") == names_of(tmp_path)
+
+
+def test_what_was_not_recorded_is_not_drawn(tmp_path):
+    run = write_run(tmp_path / "run", made_up_config("fedavg"))
+    (run / "classes.csv").unlink()
+    assert names_of(tmp_path) == [*CURVES, "latency"]
+
+
+def test_several_partitions_are_drawn_against_alpha(tmp_path):
+    write_grid(tmp_path, seeds=1)
+    assert {"best-against-alpha", "accuracy-communication"} < set(names_of(tmp_path))
+
+
+def test_a_varied_option_has_an_ablation_with_the_others_as_baselines(tmp_path):
+    for interval in (2, 5):
+        write_run(tmp_path / f"sage{interval}", made_up_config("fsl-sage", align_every=interval))
+    write_run(tmp_path / "cse", made_up_config("cse-fsl"))
+    (drawing,) = (
+        drawing
+        for drawing in draw_figures(make_study(load_runs(tmp_path)[0]), 100.0)
+        if drawing.name == "ablation-align-every"
+    )
+    (axes,) = drawing.figure.axes
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["2", "5"]
+    flat = [line for line in axes.get_lines() if list(line.get_xdata()) == [0, 1]]
+    assert len(flat) == 1, "CSE-FSL is a horizontal line"
+
+
+def test_auxiliaries_stand_in_the_order_of_their_size(tmp_path):
+    for name, size in (("full", 42_000_000), ("half", 3_500_000), ("linear", 5_000)):
+        run = write_run(tmp_path / name, made_up_config("cse-fsl", model={"auxiliary": name}))
+        text = (run / "ledger.csv").read_text().replace("8419408", str(size))
+        (run / "ledger.csv").write_text(text)
+    study = make_study(load_runs(tmp_path)[0])
+    (axes,) = next(each for each in draw_figures(study, 1.0) if each.name == "ablation-auxiliary").figure.axes
+    labels = [tick.get_text() for tick in axes.get_xticklabels()]
+    assert labels == ["linear\n5 kB", "half\n3.5 MB", "full\n42 MB"]
+
+
+def test_many_settings_are_spread_over_several_figures(tmp_path):
+    for clients in range(2, 10):
+        write_run(tmp_path / f"{clients}", made_up_config("fedavg", clients=clients, rounds=2))
+    drawn = {drawing.name: drawing for drawing in draw_figures(make_study(load_runs(tmp_path)[0]), 1.0)}
+    assert len([axes for axes in drawn["accuracy-gib"].figure.axes if axes.axison]) == 6
+    assert len([axes for axes in drawn["accuracy-gib-2"].figure.axes if axes.axison]) == 2
+
+
+def test_the_report_is_figures_tables_and_a_page_that_needs_nothing_else(tmp_path):
+    write_run(tmp_path / "a", made_up_config("fsl-sage"))
+    write_run(tmp_path / "b", made_up_config("cse-fsl"), finished=False)
+    report = write_report(tmp_path, tmp_path / "out", ReportOptions(target=(0.3,)))
+    figures = {file.name for file in (tmp_path / "out" / "figures").iterdir()}
+    assert {f"{name}.{kind}" for name in CURVES for kind in ("png", "pdf")} < figures
+    for file in (tmp_path / "out" / "figures").glob("*.png"):
+        pixels = np.asarray(Image.open(file).convert("L"))
+        assert pixels.std() > 5, f"{file.name} is blank"
+    tables = {file.name for file in (tmp_path / "out" / "tables").iterdir()}
+    names = ("best-accuracy", "final-accuracy", "equal-accuracy", "to-target", "runs")
+    assert tables == {f"{name}.{kind}" for name in names for kind in ("md", "csv", "tex")}
+    page = report.page.read_text()
+    assert not re.search(r'<(script|link|img)[^>]+(src|href)="(?!data:)', page)
+    assert page.count("plotly.js v") == 1
+    assert report.notes == ["Not finished yet, as far as they are: b."]
+
+
+def test_a_report_can_be_written_again_and_is_the_same(tmp_path):
+    write_run(tmp_path / "a", made_up_config("fedavg", rounds=2))
+    contents = []
+    for _ in range(2):
+        write_report(tmp_path, tmp_path / "report", ReportOptions())
+        contents.append({file: file.read_bytes() for file in (tmp_path / "report").rglob("*.*")})
+    assert contents[0] == contents[1]
+
+
+@pytest.mark.parametrize("options", [{"target": (50.0,)}, {"target": (0.0,)}, {"bandwidth": 0.0}])
+def test_impossible_options_are_refused(options):
+    with pytest.raises(InputError, match="is not possible"):
+        ReportOptions(**options)

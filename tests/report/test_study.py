@@ -1,0 +1,125 @@
+"""From run directories to settings, series and their statistics."""
+
+import numpy as np
+import pytest
+
+from fsl_sage.errors import InputError
+from fsl_sage.report.load import load_runs
+from fsl_sage.report.study import ACCURACY, COSINE, Setting, make_study
+from tests.report.made_up import made_up_config, write_grid, write_run
+
+
+def study_of(folder):
+    return make_study(load_runs(folder)[0])
+
+
+def test_series_are_the_runs_that_differ_in_the_seed_only(tmp_path):
+    study = study_of(write_grid(tmp_path, seeds=2))
+    assert len(study.series) == 6 * 3
+    assert all(len(series.runs) == 2 for series in study.series)
+    assert [setting.label for setting in study.settings] == ["iid", "α = 1", "α = 0.1"]
+    assert study.algorithms[0] == "fsl-sage"
+    assert all(len(study.within(setting)) == 6 for setting in study.settings)
+
+
+def test_an_option_that_does_not_concern_an_algorithm_does_not_part_it_from_the_others(tmp_path):
+    for interval in (10, 2):
+        write_run(tmp_path / f"sage{interval}", made_up_config("fsl-sage", align_every=interval))
+    write_run(tmp_path / "cse", made_up_config("cse-fsl"))
+    write_run(tmp_path / "lazy", made_up_config("lazy-fsl-sage", align_every=2))
+    study = study_of(tmp_path)
+    assert study.varying == ("align_every",)
+    assert [setting.label for setting in study.settings] == ["align every 2", "align every 10"]
+    two, ten = ([series.algorithm for series in study.within(setting)] for setting in study.settings)
+    assert two == ["fsl-sage", "lazy-fsl-sage", "cse-fsl"]
+    assert ten == ["fsl-sage", "cse-fsl"]
+
+
+def test_where_and_how_a_run_was_computed_is_no_setting(tmp_path):
+    write_run(tmp_path / "a", made_up_config("fsl-sage", 1, device="cpu", workers=1))
+    write_run(tmp_path / "b", made_up_config("fsl-sage", 2, device="auto", workers=2))
+    assert len(study_of(tmp_path).series) == 1
+
+
+def test_mean_and_spread_are_over_the_seeds(tmp_path):
+    write_run(tmp_path / "a", made_up_config("fsl-sage", 1), accuracies=[0.1, 0.4, 0.3])
+    write_run(tmp_path / "b", made_up_config("fsl-sage", 2), accuracies=[0.3, 0.2, 0.5])
+    (series,) = study_of(tmp_path).series
+    curve = series.curve(ACCURACY)
+    np.testing.assert_allclose(curve.mean, [20, 30, 40])
+    np.testing.assert_allclose(curve.std, 10 * np.sqrt(2))
+    assert series.best(ACCURACY) == pytest.approx((45, 5 * np.sqrt(2), 2))
+    assert series.final(ACCURACY) == pytest.approx((40, 10 * np.sqrt(2), 2))
+    assert series.best(ACCURACY, within_gib=curve.gib[1]) == pytest.approx((35, 5 * np.sqrt(2), 2))
+    assert series.best(ACCURACY, within_gib=curve.gib[0] / 2) is None
+    assert [rounds for rounds, _ in series.reaching(0.4)] == [2, 3]
+    assert series.reaching(0.6) == []
+
+
+def test_a_curve_goes_as_far_as_every_seed_does(tmp_path):
+    write_run(tmp_path / "a", made_up_config("fsl-sage", 1), accuracies=[0.1, 0.4])
+    write_run(tmp_path / "b", made_up_config("fsl-sage", 2), accuracies=[0.3, 0.2, 0.5])
+    (series,) = study_of(tmp_path).series
+    assert series.curve(ACCURACY).rounds.tolist() == [1, 2]
+    assert series.best(ACCURACY).mean == pytest.approx(45)
+
+
+def test_unfinished_seeds_count_only_while_none_is_finished(tmp_path):
+    write_run(tmp_path / "a", made_up_config("fsl-sage", 1), accuracies=[0.1], finished=False)
+    assert len(study_of(tmp_path).series[0].runs) == 1
+    write_run(tmp_path / "b", made_up_config("fsl-sage", 2), accuracies=[0.3, 0.4])
+    (series,) = study_of(tmp_path).series
+    assert [run.config.seed for run in series.runs] == [2]
+    assert len(series.all_runs) == 2
+
+
+def test_communication_takes_as_long_as_the_busiest_client_needs(tmp_path):
+    run = write_run(tmp_path / "a", made_up_config("fedavg", clients=2), accuracies=[0.1, 0.2, 0.3])
+    ledger = [
+        "round,client,direction,kind,bytes",
+        "-1,0,down,first download,1000000",
+        "-1,1,down,first download,3000000",
+    ]
+    ledger += ["0,0,up,labels,1000000", "0,0,down,full model,1000000", "0,1,up,full model,1500000"]
+    ledger += ["1,0,up,full model,500000", "1,1,up,full model,4000000", "2,0,up,full model,9000000"]
+    (run / "ledger.csv").write_text("\n".join(ledger) + "\n")
+    (series,) = study_of(tmp_path).series
+    assert series.communication_seconds(2, bandwidth=8) == pytest.approx(3 + 2 + 4)
+    assert series.communication_seconds(3, bandwidth=80) == pytest.approx(1.8)
+
+
+def test_what_was_not_measured_is_not_a_number(tmp_path):
+    study = study_of(write_run(tmp_path / "a", made_up_config("fedavg")).parent)
+    assert not study.has(COSINE)
+    assert np.isnan(study.runs[0].values("fidelity_cosine")).all()
+
+
+def test_a_torn_last_line_is_left_out(tmp_path):
+    run = write_run(tmp_path / "a", made_up_config("fedavg"), accuracies=[0.1, 0.2])
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write('{"round": 2, "test_acc')
+    assert len(load_runs(tmp_path)[0][0].metrics) == 2
+
+
+@pytest.mark.parametrize("file", ["metrics.jsonl", "ledger.csv", "config.json", "classes.csv", "result.json"])
+def test_a_damaged_run_is_left_out_and_said(tmp_path, file):
+    write_run(tmp_path / "good", made_up_config("fedavg"))
+    (write_run(tmp_path / "bad", made_up_config("cse-fsl")) / file).write_text("a,b\nc,d\n")
+    runs, notes = load_runs(tmp_path)
+    assert [run.name for run in runs] == ["good"]
+    assert notes == [notes[0]]
+    assert notes[0].startswith("bad is left out: ")
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(InputError, match="There is no run to report"):
+        load_runs(tmp_path)
+    with pytest.raises(InputError, match="There is no folder"):
+        load_runs(tmp_path / "nowhere")
+
+
+def test_settings_cover_what_says_less():
+    whole = Setting({"a": 1, "b": 2})
+    assert whole.covers(Setting({"b": 2}))
+    assert not whole.covers(Setting({"b": 3}))
+    assert whole.without("a") == Setting({"b": 2})
