@@ -6,14 +6,14 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 from rich.console import Console
 
 from fsl_sage.config import Config, load_preset, preset_names
 from fsl_sage.data import fetch
-from fsl_sage.errors import InputError, TrainingError
+from fsl_sage.errors import InputError, MissingExtra, TrainingError
 from fsl_sage.experiment import Result, cost, resume, run
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.report.compare import costs_of_runs, prepare, raise_failures, run_grid, side_by_side
@@ -95,6 +95,10 @@ class ResumeArguments:
     """The run's directory."""
     workers: int | None = None
     """Clients that train side by side, where it should differ from before; never changes a number."""
+    engine: Literal["local", "ray"] | None = None
+    """The engine, where it should differ from before; never changes a number."""
+    ray_address: str | None = None
+    """The Ray cluster, where it should differ from before."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,29 @@ class DataArguments:
     """Where to keep it (else $FSL_SAGE_DATA, else the user's cache directory)."""
 
 
+@dataclass(frozen=True)
+class InitArguments:
+    """Write a Flower app, for sites whose data stay where they are; 'flwr run' starts it."""
+
+    file: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[PRESET.toml]")] = None
+    """A TOML file with defaults that the options override."""
+    preset: str | None = None
+    """A preset of the package that the options override."""
+    examples: tuple[int, ...] | None = None
+    """The number of training images of each site; if not given, the data set's are divided among the sites."""
+    sites: Path | None = None
+    """Write each site's share of the data set there, to try a federation on one machine."""
+    config: Annotated[Config, Flat] = field(default_factory=Config)
+
+
+@dataclass(frozen=True)
+class DemoArguments:
+    """A federation of three sites on this machine: TLS, authenticated nodes, three rounds, and a comparison."""
+
+    keep: Path | None = None
+    """Keep the app, the keys, the logs and the runs there."""
+
+
 def run_command(args: Sequence[str]) -> None:
     """Train, and write a run directory."""
     config = _parse(RunArguments, "run", args).config
@@ -119,7 +146,9 @@ def resume_command(args: Sequence[str]) -> None:
     """Go on with an interrupted run, bit for bit."""
     arguments = tyro.cli(ResumeArguments, prog="fsl-sage resume", args=args)
     config = RunDirectory(arguments.directory).config()
-    _show(config, lambda display: resume(arguments.directory, [display], arguments.workers))
+    options = {"workers": arguments.workers, "engine": arguments.engine, "ray_address": arguments.ray_address}
+    changes: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    _show(config, lambda display: resume(arguments.directory, [display], **changes))
 
 
 def cost_command(args: Sequence[str]) -> None:
@@ -168,6 +197,27 @@ def data_command(args: Sequence[str]) -> None:
     OUT.print(f"{arguments.name} is in {fetch(arguments.name, arguments.dir)}", highlight=False, soft_wrap=True)
 
 
+def deploy_command(args: Sequence[str]) -> None:
+    """Separate organisations on Flower: fsl-sage deploy init DIR, or a demo by fsl-sage deploy demo."""
+    try:
+        from fsl_sage.deploy.commands import init, show_demo
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("fsl_sage"):
+            raise
+        raise MissingExtra("fsl-sage deploy", "flower") from None
+    action, rest = (args[0], args[1:]) if args else ("", args)
+    if action == "demo":
+        show_demo(OUT, tyro.cli(DemoArguments, prog="fsl-sage deploy demo", args=rest).keep)
+    elif action == "init" and rest:
+        named = not rest[0].startswith("-")
+        arguments = _parse(InitArguments, "deploy init DIR", rest[1:] if named else rest)
+        if not named:
+            raise InputError("'fsl-sage deploy init' needs the directory of the app first: fsl-sage deploy init DIR.")
+        init(OUT, Path(rest[0]), arguments.config, arguments.examples, arguments.sites)
+    else:
+        raise InputError("There are 'fsl-sage deploy init DIR' and 'fsl-sage deploy demo'.")
+
+
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "run": run_command,
     "resume": resume_command,
@@ -175,10 +225,11 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "report": report_command,
     "cost": cost_command,
     "data": data_command,
+    "deploy": deploy_command,
 }
 
 
-Arguments = TypeVar("Arguments", RunArguments, CostArguments)
+Arguments = TypeVar("Arguments", RunArguments, CostArguments, InitArguments)
 
 
 def _parse(kind: type[Arguments], command: str, args: Sequence[str]) -> Arguments:

@@ -10,12 +10,12 @@ import numpy as np
 
 from fsl_sage.algorithms import ALGORITHMS
 from fsl_sage.alignment.fidelity import Fidelity
-from fsl_sage.config import Config
-from fsl_sage.engines.base import Delivery, Engine, Setup
+from fsl_sage.config import NO_PART_OF_THE_RESULT, Config, option
+from fsl_sage.engines.base import Delivery, Engine, LostError, Setup
 from fsl_sage.engines.dry import DryEngine
 from fsl_sage.engines.local import LocalEngine
 from fsl_sage.engines.setup import make_dry_setup, make_setup
-from fsl_sage.errors import InputError, TrainingError
+from fsl_sage.errors import InputError, MissingExtra, TrainingError
 from fsl_sage.records.figures import accuracy_figure, classes_figure
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.records.trackers import TRACKERS, Tracker
@@ -61,15 +61,21 @@ def run(config: Config, trackers: Sequence[Tracker] = ()) -> Result:
         raise
 
 
-def resume(path: Path, trackers: Sequence[Tracker] = (), workers: int | None = None) -> Result:
-    """Go on with a run that was interrupted, from its last checkpoint; bit for bit the run that never was."""
+def resume(path: Path, trackers: Sequence[Tracker] = (), workers: int | None = None, **changes: Any) -> Result:
+    """Go on with a run that was interrupted, from its last checkpoint; bit for bit the run that never was.
+
+    `changes` are other options that decide no number, such as `engine` or `ray_address`.
+    """
     directory = RunDirectory(path)
     config = directory.config()
     if directory.finished():
         raise InputError(f"{path} is finished: its result is in {directory.result_file}.")
+    decisive = sorted(set(changes) - set(NO_PART_OF_THE_RESULT))
+    if decisive:
+        raise InputError(f"{', '.join(map(option, decisive))} cannot change when a run goes on: start a new run.")
     if workers is not None:
-        config = replace(config, workers=workers)
-    return play(directory, config, trackers)
+        changes["workers"] = workers
+    return play(directory, replace(config, **changes), trackers)
 
 
 def play(
@@ -80,22 +86,27 @@ def play(
 ) -> Result:
     """The run of a directory, from its last checkpoint to the end; `build` makes roles that are not all here."""
     # 1. The roles: data, model, clients and servers; as they were at the last checkpoint, if there is one.
-    checkpoint = directory.load_checkpoint(config)
-    federation = (build or _build)(directory, config)
-    first = federation.load_checkpoint(*checkpoint) if checkpoint else 0
-    metrics, entries = directory.cut_back(first)
-    federation.ledger.load(entries)
+    federation, metrics = _restore(directory, config, build or _build)
     trackers = [*trackers, *(TRACKERS[name]() for name in config.track)]
     for tracker in trackers:
         tracker.start(config, directory.path, metrics)
+    lost = -1
     try:
         # 2. The rounds, until a stop rule is met.
         while (stopped := stop_reason(config, metrics)) is None:
             t = len(metrics)
-            metrics.append(_timed_round(federation, t, metrics))
-            directory.append(metrics[-1], federation.ledger.written_in(t))
-            if (t + 1) % config.checkpoint_every == 0:
-                directory.save_checkpoint(config, *federation.checkpoint(t + 1))
+            try:
+                metrics.append(_timed_round(federation, t, metrics))
+                directory.append(metrics[-1], federation.ledger.written_in(t))
+                if (t + 1) % config.checkpoint_every == 0:
+                    directory.save_checkpoint(config, *federation.checkpoint(t + 1))
+            except LostError:
+                if t == lost:
+                    raise  # twice in the same round is no accident
+                lost = t
+                federation.engine.close()
+                federation, metrics = _restore(directory, config, build or _build)
+                continue
             for tracker in trackers:
                 tracker.round(metrics[-1])
         # 3. The final model, the figure, the result.
@@ -109,12 +120,38 @@ def play(
     return Result(directory.path, config, metrics, stopped)
 
 
+def _restore(
+    directory: RunDirectory, config: Config, build: "Callable[[RunDirectory, Config], Federation]"
+) -> "tuple[Federation, list[dict[str, Any]]]":
+    """The roles as they were at the last checkpoint, or new, and the metrics up to there."""
+    checkpoint = directory.load_checkpoint(config)
+    federation = build(directory, config)
+    first = federation.load_checkpoint(*checkpoint) if checkpoint else 0
+    metrics, entries = directory.cut_back(first)
+    federation.ledger.load(entries)
+    return federation, metrics
+
+
 def _build(directory: RunDirectory, config: Config) -> "Federation":
     if config.engine == "flower":
         raise InputError("A run on Flower is an app: make it by 'fsl-sage deploy init DIR' and start it by 'flwr run'.")
+    engine = _engine(config)
     setup = make_setup(config)
     _draw_classes(directory, setup)
-    return Federation(setup, LocalEngine(setup))
+    return Federation(setup, engine(setup))
+
+
+def _engine(config: Config) -> Callable[[Setup], Engine]:
+    """The engine that the configuration names."""
+    if config.engine != "ray":
+        return LocalEngine
+    try:
+        from fsl_sage.engines.ray import RayEngine
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise MissingExtra("--engine ray", "ray") from None
+    return RayEngine
 
 
 def _timed_round(federation: "Federation", t: int, metrics: list[dict[str, Any]]) -> dict[str, Any]:

@@ -24,6 +24,9 @@ class Batch:
 class Task(ABC):
     """The examples of all clients together with the meaning of a batch; clients refer to examples by index."""
 
+    device: torch.device
+    """Where batches are made."""
+
     @abstractmethod
     def training_batch(self, indices: Tensor, generator: torch.Generator) -> Batch:
         """The training examples at `indices`, augmented by random numbers of `generator` alone."""

@@ -1,0 +1,229 @@
+"""What runs in Ray's processes: workers that serve clients, and the S-server."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import ray
+import torch
+from ray.actor import ActorHandle
+from ray.exceptions import RayActorError
+from torch import Tensor
+
+from fsl_sage.engines.base import ClientError, Delivery, LostError, Outcome, Setup
+from fsl_sage.engines.ray.arrays import carry_tensors_as_arrays, to_device
+from fsl_sage.engines.ray.intake import Intake
+from fsl_sage.engines.ray.pool import Pool, UnpreparedError
+from fsl_sage.engines.server import Replies, ServerSide, Uploads
+from fsl_sage.engines.setup import pick_device
+from fsl_sage.engines.worker import Play, Worker, copied
+from fsl_sage.roles.f_server import Update
+from fsl_sage.roles.s_server import Job
+from fsl_sage.roles.work import Parts
+from fsl_sage.wire.ledger import Entry, Ledger
+from fsl_sage.wire.message import Message, Tensors
+
+MIB = 2**20
+
+
+class WorkerActor:
+    """A worker in a process of its own. Client states come with each call and go back: it may die at any time."""
+
+    def __init__(self) -> None:
+        # Ray starts a dead worker again, but cannot be relied on to give it the setup again.
+        self._prepared: Worker | None = None
+        self._plays: dict[int, Play] = {}
+        self._outcomes: dict[int, Outcome | ClientError] = {}
+
+    def prepare(self, setup: list[ray.ObjectRef]) -> None:
+        """To be called first, whenever the worker has been started. The setup is fetched only if it is not there."""
+        if self._prepared is None:
+            self._prepared = Worker(settle(ray.get(setup[0])))
+
+    @property
+    def _worker(self) -> Worker:
+        if self._prepared is None:
+            raise UnpreparedError("This worker was started again.")
+        return self._prepared
+
+    @property
+    def _device(self) -> torch.device:
+        return self._worker.setup.settings.device
+
+    # Clients that don't wait
+
+    def whole_round(
+        self, t: int, id: int, server: ActorHandle | None, received: Parts, mail: Mapping[str, Tensors], state: Tensors
+    ) -> tuple[Update | ClientError, Tensors | None]:
+        """A client's round; its uploads go to the S-server while it runs."""
+        line = Line(server, t, id)
+        delivery = self._delivery(received, {id: mail} if mail else {})
+        outcome = self._worker.whole_round(t, id, self._own(state), delivery, line.send)
+        line.close()
+        return _apart(outcome)
+
+    # Clients that wait
+
+    def begin(self, t: int, ids: Sequence[int], received: Parts, mail: Mapping[int, Any], *states: Tensors) -> None:
+        """Rounds of these clients, ready to start."""
+        delivery = self._delivery(received, mail)
+        self._plays = {
+            id: self._worker.play(t, id, self._own(state), delivery) for id, state in zip(ids, states, strict=True)
+        }
+        self._outcomes = {}
+
+    def advance(self, replies: Replies) -> tuple[dict[int, ClientError | None], Uploads]:
+        """Each of these clients on to its next upload. Returns those that came to an end, and the others' uploads."""
+        said = {id: self._plays[id](reply) for id, reply in to_device(replies, self._device).items()}
+        ended = {id: word for id, word in said.items() if not isinstance(word, Message)}
+        self._outcomes |= ended
+        failures = {id: word if isinstance(word, ClientError) else None for id, word in ended.items()}
+        return failures, {id: word for id, word in said.items() if isinstance(word, Message)}
+
+    def outcome(self, id: int) -> tuple[Update | ClientError, Tensors | None]:
+        """How a client's round ended."""
+        return _apart(self._outcomes.pop(id))
+
+    def call(self, job: Job, shared: Any, item: Any) -> Any:
+        """Any job with this worker's modules."""
+        shared, item = to_device((shared, item), self._device)
+        return job(self._worker.workbench, self._worker.setup.settings, shared, item)
+
+    def _delivery(self, received: Parts, mail: Mapping[int, Any]) -> Delivery:
+        return Delivery(to_device(received, self._device), to_device(mail, self._device))
+
+    def _own(self, state: Tensors) -> Tensors:
+        # What came through the object store is shared, and a client's optimizer writes on its state.
+        return copied(to_device(state, self._device))
+
+
+def _apart(outcome: Outcome | ClientError) -> tuple[Update | ClientError, Tensors | None]:
+    """An outcome as two objects of the store: the update is for the driver, the state for the next worker."""
+    return (outcome.update, outcome.state) if isinstance(outcome, Outcome) else (outcome, None)
+
+
+class Line:
+    """A client's line to the S-server. It never waits for an answer, only that the upload before has come in."""
+
+    def __init__(self, server: ActorHandle | None, t: int, client: int) -> None:
+        self._server = server
+        self._key = (t, client)
+        self._last: ray.ObjectRef | None = None
+
+    def send(self, upload: Message) -> None:
+        """One upload. They come in the order of their steps, because each waits for the one before to be there."""
+        assert self._server is not None, "an algorithm without an S-server must not upload"
+        self._wait()
+        self._last = self._server.take.options(concurrency_group="intake").remote(*self._key, upload)
+
+    def close(self) -> None:
+        """That was all."""
+        if self._server is not None:
+            self._wait()
+            self._last = self._server.close.options(concurrency_group="intake").remote(*self._key)
+            self._wait()
+
+    def _wait(self) -> None:
+        try:
+            if self._last is not None:
+                ray.get(self._last)
+        except RayActorError as error:
+            raise LostError(f"The S-server was lost: {error}") from None
+
+
+class ServerActor(ServerSide):
+    """The S-server in a process of its own, with one thread that learns and one that takes uploads in."""
+
+    def __init__(self, setup: Setup, reference: list[ray.ObjectRef], workers: Sequence[ActorHandle]) -> None:
+        super().__init__(settle(setup), Pool(workers, reference[0]).spread)
+        self._intake = Intake("interleaved", [], 0)
+        self._round_ledger = Ledger()
+        self._before: Tensors = {}
+        self._losses_before: list[Tensor] = []
+
+    # Clients that don't wait
+
+    def open(self, t: int, clients: Sequence[int]) -> None:
+        """Uploads of these clients in round t will come."""
+        config = self.setup.settings.config
+        self.begin(t)
+        self._intake = Intake(config.order, clients, config.ray_spill_mib * MIB)
+
+    def learn(self) -> list[Entry]:
+        """Take the uploads of the round in order, to the last. Returns the bill."""
+        self._use_threads()
+        ledger = Ledger()
+        for uploads in self._intake:
+            self.exchange(to_device(uploads, self.setup.settings.device), ledger)
+        return ledger.entries(self._server.round)
+
+    def take(self, t: int, client: int, upload: Message) -> None:
+        """An upload comes in."""
+        if t == self._server.round:
+            self._intake.put(client, upload)
+
+    def close(self, t: int, client: int) -> None:
+        """A client of the round has no more uploads."""
+        if t == self._server.round:
+            self._intake.close(client)
+
+    # Clients that wait
+
+    def begin_exchange(self, t: int) -> None:
+        """A round of clients that wait starts; what the S-server is now is kept, for it may have to start again."""
+        self.begin(t)
+        self._before, self._losses_before = copied(self.state()), list(self._server.losses)
+        self._round_ledger = Ledger()
+
+    def begin_again(self, t: int) -> None:
+        """The round starts again, from its first state."""
+        self.load_state(self._before)
+        self._server.losses += self._losses_before
+        self.begin_exchange(t)
+
+    def exchange_shares(self, clients: Sequence[int], *shares: Uploads) -> Any:
+        """The uploads of one step, worker by worker; the replies likewise, after a sign that all went well."""
+        self._use_threads()
+        uploads = {id: upload for share in shares for id, upload in share.items()}
+        ordered = {id: uploads[id] for id in clients if id in uploads}
+        replies = self.exchange(to_device(ordered, self.setup.settings.device), self._round_ledger)
+        return True, *({id: replies[id] for id in share} for share in shares)
+
+    def end_exchange(self) -> list[Entry]:
+        """The round is over; returns its bill."""
+        self._before = {}
+        return self._round_ledger.entries(self._server.round)
+
+    # What is asked between rounds
+
+    def end_of_round(self, t: int) -> list[tuple[int, Message]]:
+        """Alignment, on the workers."""
+        self._use_threads()
+        return super().end_of_round(t)
+
+    def share_auxiliary(self, tensors: Tensors) -> None:
+        """An auxiliary that the F-server has averaged."""
+        super().share_auxiliary(to_device(tensors, self.setup.settings.device))
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take up where `state` left; it is trained on, so it is copied."""
+        super().load_state(copied(to_device(state, self.setup.settings.device)))
+
+    def _use_threads(self) -> None:
+        torch.set_num_threads(self.setup.settings.config.threads)
+
+
+def settle(setup: Setup) -> Setup:
+    """Make this process a place for the run: its torch threads, and everything on its own device."""
+    carry_tensors_as_arrays()
+    config = setup.settings.config
+    torch.set_num_threads(config.threads)
+    # Ray shows a process the GPUs that are its own, and these it numbers from 0.
+    given = bool(ray.get_gpu_ids())
+    device = pick_device(config.device.split(":")[0] if given or config.device != "auto" else "cpu")
+    task = copy.copy(setup.settings.task)
+    task.device = device
+    modules = {part: module.to(device) for part, module in setup.modules.items()}
+    settings = replace(setup.settings, device=device, task=task)
+    return replace(setup, settings=settings, modules=modules, initial=to_device(setup.initial, device))

@@ -1,0 +1,73 @@
+"""The Ray cluster of a run: joined or started, and how a run is laid out on it."""
+
+import logging
+import math
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from fsl_sage.config import Config
+from fsl_sage.errors import InputError
+
+QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How many workers a run has, and what each of them and the S-server gets."""
+
+    workers: int
+    cpus: int
+    """Of a worker. The S-server takes none for itself: it mostly works while the workers wait, or waits for them."""
+    gpus: float
+    """Of a worker, and of the S-server."""
+
+
+def connect(config: Config) -> bool:
+    """Join the cluster that the configuration names, or start one on this machine; whether this was not done before."""
+    if ray.is_initialized():
+        return False
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    if config.ray_address is None:
+        # As many workers as asked for find room, even if that is more than there are cores; nobody else can reach them.
+        room = max(os.cpu_count() or 1, (config.workers or 1) * config.threads)
+        ray.init("local", num_cpus=room, _node_ip_address="127.0.0.1", include_dashboard=False, **QUIET)
+        return True
+    try:
+        ray.init(config.ray_address, **QUIET)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise InputError(
+            f"--ray-address {config.ray_address} cannot be reached ({error}): give HOST:PORT of the cluster's head, "
+            "or auto on a machine of the cluster."
+        ) from None
+    return True
+
+
+def lay_out(config: Config, clients: int, *, has_s_server: bool) -> Layout:
+    """Fit the run to the cluster."""
+    have = ray.cluster_resources()
+    room = int(have.get("CPU", 0)) // config.threads
+    workers = min(config.workers or max(room, 1), clients)
+    if workers > room:
+        raise InputError(
+            f"--workers {workers} with --threads {config.threads} does not fit on the cluster, which has "
+            f"{have.get('CPU', 0):g} CPUs: give fewer workers, or add machines."
+        )
+    gpus = _gpus(config, int(have.get("GPU", 0)), workers + has_s_server)
+    return Layout(workers, config.threads, gpus)
+
+
+def _gpus(config: Config, have: int, actors: int) -> float:
+    if config.ray_num_gpus is not None:
+        if config.ray_num_gpus * actors > have:
+            raise InputError(
+                f"--ray-num-gpus {config.ray_num_gpus:g} for each of {actors} actors does not fit on the cluster, "
+                f"which has {have} GPUs: give a smaller share, or fewer workers."
+            )
+        return config.ray_num_gpus
+    if not have or config.device == "cpu":
+        return 0
+    # The same number of actors on each GPU, and never one actor across two.
+    return 1 / math.ceil(actors / have)

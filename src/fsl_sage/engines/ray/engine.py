@@ -1,0 +1,250 @@
+"""The engine on Ray: the driver's end. It hands out work and keeps references; tensors go from actor to actor."""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayActorError
+from torch import Tensor
+
+from fsl_sage.alignment.fidelity import Fidelity
+from fsl_sage.engines.base import ClientError, Delivery, Engine, Failures, LostError, Setup
+from fsl_sage.engines.ray.actors import ServerActor, WorkerActor
+from fsl_sage.engines.ray.arrays import carry_tensors_as_arrays, to_device
+from fsl_sage.engines.ray.cluster import Layout, connect, lay_out
+from fsl_sage.engines.ray.pool import DEATHS, TRIES, Pool, WorkerDiedError, fetch
+from fsl_sage.engines.server import join_states, local_tensors, part_states
+from fsl_sage.engines.worker import evaluate
+from fsl_sage.errors import TrainingError
+from fsl_sage.roles.f_server import Update
+from fsl_sage.roles.work import Parts
+from fsl_sage.wire.ledger import Ledger
+from fsl_sage.wire.message import Message, Tensors
+
+Ended = tuple[Update | ClientError, ray.ObjectRef]
+"""How a client's round ended, and the reference to its new state."""
+
+
+class RayEngine(Engine):
+    """Workers and the S-server are actors; clients' states live in the object store and survive a worker's death."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        config = setup.settings.config
+        self._own_cluster = connect(config)
+        carry_tensors_as_arrays()
+        layout = lay_out(config, len(setup.examples), has_s_server=setup.algorithm.has_s_server)
+        self._states: dict[int, ray.ObjectRef] = {}
+        self._failures = Failures(config.on_client_failure)
+        self._server: ActorHandle | None = None
+        self._start(layout)
+
+    def _start(self, layout: Layout) -> None:
+        setup = ray.put(self.setup)
+        make = ray.remote(num_cpus=layout.cpus, num_gpus=layout.gpus, max_restarts=-1)(WorkerActor)
+        self._pool = Pool([make.remote() for _ in range(layout.workers)], setup)
+        if self.setup.algorithm.has_s_server:
+            host = ray.remote(num_cpus=0, num_gpus=layout.gpus, concurrency_groups={"intake": 1})(ServerActor)
+            self._server = host.remote(setup, [setup], self._pool.workers)
+        try:
+            self._pool.prepare()
+            self._ask("fidelity")
+        except LostError as error:
+            self.close()
+            raise TrainingError(f"The actors of the run could not start: {error}") from error
+
+    # Rounds
+
+    def train(self, t: int, clients: Sequence[int], delivery: Delivery, ledger: Ledger) -> list[Update]:
+        """Clients that wait exchange every batch with the S-server; the others run their whole round in parallel."""
+        received = ray.put(delivery.received)
+        if self.setup.algorithm.waits:
+            ended = self._run_in_exchange(t, clients, received, delivery.mail, ledger)
+        else:
+            ended = self._run_in_parallel(t, clients, received, delivery.mail, ledger)
+        updates = []
+        for id in clients:
+            update, state = ended[id]
+            if not isinstance(update, ClientError):
+                self._states[id] = state
+                updates.append(to_device_of(self.setup, update))
+        return updates
+
+    def _run_in_parallel(
+        self, t: int, clients: Sequence[int], received: ray.ObjectRef, mail: Mapping[int, Any], ledger: Ledger
+    ) -> dict[int, Ended]:
+        self._ask("open", t, clients)
+        learned = self._server.learn.remote() if self._server is not None else None
+
+        def whole_round(id: int, worker: ActorHandle) -> Sequence[ray.ObjectRef]:
+            state = self._states.get(id, {})
+            method = worker.whole_round.options(num_returns=2)
+            return method.remote(t, id, self._server, received, mail.get(id, {}), state)
+
+        order = self._longest_first(clients)
+        results = self._pool.run([partial(whole_round, id) for id in order])
+        ended: dict[int, Ended] = {}
+        for id, result in zip(order, results, strict=True):
+            if isinstance(result, WorkerDiedError):
+                if self._server is not None:
+                    self._answer(self._server.close.options(concurrency_group="intake").remote(t, id))
+                result = ClientError(id, t, str(result)), None
+            ended[id] = result[0], result[1]
+        self._failures.note({id: how for id, (how, _) in ended.items() if isinstance(how, ClientError)})
+        if learned is not None:
+            ledger.load(self._answer(learned))
+        return ended
+
+    def _longest_first(self, clients: Sequence[int]) -> list[int]:
+        return sorted(clients, key=lambda id: (-len(self.setup.examples[id]), id))
+
+    def _run_in_exchange(
+        self, t: int, clients: Sequence[int], received: ray.ObjectRef, mail: Mapping[int, Any], ledger: Ledger
+    ) -> dict[int, Ended]:
+        """A round that breaks because a worker dies starts again, from the state that the S-server has kept."""
+        self._ask("begin_exchange", t)
+        for _ in range(TRIES):
+            try:
+                ended = self._exchange(t, clients, received, mail)
+            except WorkerDiedError:
+                self._pool.prepare()
+                self._ask("begin_again", t)
+            else:
+                ledger.load(self._ask("end_exchange"))
+                return ended
+        raise TrainingError(f"Workers died in each of {TRIES} tries of round {t}; the last checkpoint is kept.")
+
+    def _exchange(
+        self, t: int, clients: Sequence[int], received: ray.ObjectRef, mail: Mapping[int, Any]
+    ) -> dict[int, Ended]:
+        at = self._place(clients)
+        begun = []
+        for worker in self._pool.workers:
+            mine = [id for id in clients if at[id] is worker]
+            states = [self._states.get(id, {}) for id in mine]
+            begun.append(worker.begin.remote(t, mine, received, {id: mail[id] for id in mine if id in mail}, *states))
+        of_worker(begun)
+        order = self.setup.settings.config.order
+        groups = [clients] if order == "interleaved" else [[id] for id in clients]
+        # As they come: every client has a conversation of its own with the S-server. Else they take turns.
+        with ThreadPoolExecutor(len(groups) if order == "arrival" else 1) as threads:
+            list(threads.map(lambda group: self._converse(group, at), groups))
+        references = {id: at[id].outcome.options(num_returns=2).remote(id) for id in clients}
+        updates = of_worker([update for update, _ in references.values()])
+        return {id: (update, state) for (id, (_, state)), update in zip(references.items(), updates, strict=True)}
+
+    def _converse(self, clients: Sequence[int], at: Mapping[int, ActorHandle]) -> None:
+        """These clients step by step together: all up to the next upload, the S-server's replies, and on."""
+        workers = [worker for worker in self._pool.workers if any(at[id] is worker for id in clients)]
+        replies: Sequence[Any] = [{id: None for id in clients if at[id] is worker} for worker in workers]
+        running = set(clients)
+        while running:
+            said = [
+                worker.advance.options(num_returns=2).remote(reply)
+                for worker, reply in zip(workers, replies, strict=True)
+            ]
+            for ended in of_worker([ended for ended, _ in said]):
+                self._failures.note(ended)
+                running -= set(ended)
+            if running:
+                assert self._server is not None, "an algorithm without an S-server must not upload"
+                exchange = self._server.exchange_shares.options(num_returns=1 + len(workers))
+                fine, *replies = exchange.remote(clients, *(uploads for _, uploads in said))
+                self._answer(fine)
+
+    def _place(self, clients: Sequence[int]) -> dict[int, ActorHandle]:
+        """The longest client first, each to the worker with the least to do."""
+        load = [0] * len(self._pool.workers)
+        at = {}
+        for id in self._longest_first(clients):
+            place = load.index(min(load))
+            load[place] += len(self.setup.examples[id])
+            at[id] = self._pool.workers[place]
+        return at
+
+    def remarks(self) -> dict[str, Any]:
+        """Clients that failed in this round, and why."""
+        return self._failures.told()
+
+    # After the averaging
+
+    def share_auxiliary(self, tensors: Tensors) -> None:
+        """To the S-server."""
+        self._ask("share_auxiliary", tensors)
+
+    def end_of_round(self, t: int) -> list[tuple[int, Message]]:
+        """Alignment, where the algorithm has one."""
+        return self._ask("end_of_round", t) or []
+
+    def fidelity(self) -> Fidelity | None:
+        """On each client's newest upload."""
+        return self._ask("fidelity")
+
+    def server_loss(self) -> float | None:
+        """Mean over the steps since the last call."""
+        return self._ask("loss")
+
+    def server_weights(self) -> Tensors | None:
+        """The S-server's model."""
+        return self._ask("weights")
+
+    def evaluate(self, parts: Parts) -> dict[str, float]:
+        """The test set's batches are shared out among the workers."""
+        return evaluate(self.setup.settings, parts, self._pool.spread)
+
+    def local_tensors(self) -> list[Parts]:
+        """By client, in order."""
+        return local_tensors(self.setup, self._client_states())
+
+    # State
+
+    def state(self) -> Tensors:
+        """`clients/ID/…` and `server/…`."""
+        return join_states(self._client_states(), self._ask("state"))
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take up where `state` left."""
+        clients, server = part_states(state)
+        self._states = {id: ray.put(tensors) for id, tensors in clients.items()}
+        self._ask("load_state", server)
+
+    def _client_states(self) -> dict[int, Tensors]:
+        device = self.setup.settings.device
+        return {id: to_device(fetch(state), device) for id, state in self._states.items()}
+
+    def close(self) -> None:
+        """End the actors, and the cluster if it was started for this run."""
+        for actor in [*self._pool.workers, self._server]:
+            if actor is not None:
+                ray.kill(actor)
+        if self._own_cluster:
+            ray.shutdown()
+
+    # The S-server
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the S-server; None where there is none."""
+        return None if self._server is None else self._answer(getattr(self._server, method).remote(*arguments))
+
+    def _answer(self, reference: ray.ObjectRef) -> Any:
+        try:
+            return to_device(fetch(reference), self.setup.settings.device)
+        except RayActorError as error:
+            raise LostError(f"The S-server was lost: {error}") from error
+
+
+def of_worker(references: Sequence[ray.ObjectRef]) -> list[Any]:
+    """Results of workers, once all have answered."""
+    ray.wait(list(references), num_returns=len(references))
+    try:
+        return [fetch(reference) for reference in references]
+    except DEATHS as error:
+        raise WorkerDiedError(str(error)) from error
+
+
+def to_device_of(setup: Setup, update: Update) -> Update:
+    """An update on the driver's device."""
+    return Update(update.client, to_device(update.parts, setup.settings.device), update.losses)

@@ -1,0 +1,133 @@
+"""Worker actors that share a list of calls; what a dead worker had begun is called again."""
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import ActorDiedError, ObjectLostError, RayActorError, RayTaskError
+
+from fsl_sage.engines.base import LostError
+from fsl_sage.errors import TrainingError
+from fsl_sage.roles.s_server import Job
+
+TRIES = 5
+"""How often a call is made whose worker dies every time."""
+
+PATIENCE = 600.0
+"""Seconds that a run waits for a worker when all have died."""
+
+PAUSE = 0.2
+"""Seconds between asking whether a worker is there again."""
+
+Call = Callable[[ActorHandle], Sequence[ray.ObjectRef]]
+"""Makes a remote call of a worker. The first result says that it is done; the others are passed on as they are."""
+
+
+class WorkerDiedError(TrainingError):
+    """A worker died while it was needed."""
+
+
+class UnpreparedError(RuntimeError):
+    """A worker has died and was started again before anyone saw it."""
+
+
+DEATHS = (RayActorError, UnpreparedError)
+"""How the death of a worker shows in what it should have answered."""
+
+
+class Pool:
+    """Worker actors, which Ray starts again when they die."""
+
+    def __init__(self, workers: Sequence[ActorHandle], setup: ray.ObjectRef) -> None:
+        self.workers = workers
+        self._setup = [setup]
+
+    def run(self, calls: Sequence[Call]) -> list[tuple[Any, ...] | WorkerDiedError]:
+        """All calls, each by the first worker that is free, begun in this order; results likewise."""
+        results: dict[int, tuple[Any, ...] | WorkerDiedError] = {}
+        waiting, tries = deque(range(len(calls))), Counter[int]()
+        free = list(self.workers)
+        busy: dict[ray.ObjectRef, tuple[ActorHandle, int, Sequence[ray.ObjectRef]]] = {}
+        restarting: dict[ray.ObjectRef, ActorHandle] = {}
+        while len(results) < len(calls):
+            while free and waiting:
+                worker, index = free.pop(0), waiting.popleft()
+                made = calls[index](worker)
+                busy[made[0]] = worker, index, made[1:]
+            done = _first([*busy, *restarting], None if busy else PATIENCE)
+            if done in restarting:
+                worker = restarting.pop(done)
+                if _is_up(done):
+                    free.append(worker)
+                else:
+                    restarting[worker.prepare.remote(self._setup)] = worker
+                continue
+            worker, index, rest = busy.pop(done)
+            try:
+                results[index] = (fetch(done), *rest)
+                free.append(worker)
+            except DEATHS as error:
+                restarting[worker.prepare.remote(self._setup)] = worker
+                tries[index] += 1
+                if tries[index] < TRIES:
+                    waiting.appendleft(index)
+                else:
+                    results[index] = WorkerDiedError(f"its worker died {TRIES} times: {error}")
+        return [results[index] for index in range(len(calls))]
+
+    def spread(self, job: Job, shared: Any, items: Sequence[Any]) -> list[Any]:
+        """Jobs side by side, each with a worker's modules; results in the order of the items."""
+        reference = ray.put(shared)
+
+        def call(item: Any, worker: ActorHandle) -> Sequence[ray.ObjectRef]:
+            return [worker.call.remote(job, reference, item)]
+
+        results = []
+        for result in self.run([partial(call, item) for item in items]):
+            if isinstance(result, WorkerDiedError):
+                raise result
+            results.append(result[0])
+        return results
+
+    def prepare(self) -> None:
+        """Wait until every worker is there and ready."""
+        answers = [worker.prepare.remote(self._setup) for worker in self.workers]
+        for worker, answer in zip(self.workers, answers, strict=True):
+            while not _is_up(_first([answer], PATIENCE)):
+                answer = worker.prepare.remote(self._setup)
+
+
+def _first(references: list[ray.ObjectRef], timeout: float | None) -> ray.ObjectRef:
+    done, _ = ray.wait(references, num_returns=1, timeout=timeout)
+    if not done:
+        raise TrainingError(f"No worker came back within {PATIENCE:g} s; the last checkpoint is kept.")
+    return done[0]
+
+
+def _is_up(answer: ray.ObjectRef) -> bool:
+    """Whether a worker is ready; one that is just being started again is not."""
+    try:
+        fetch(answer)
+    except ActorDiedError as error:
+        raise TrainingError(f"A worker cannot be started: {error}") from error
+    except RayActorError:
+        time.sleep(PAUSE)
+        return False
+    return True
+
+
+def fetch(reference: ray.ObjectRef) -> Any:
+    """The value; errors as they were raised where it was made, and RayActorError where its actor died."""
+    try:
+        return ray.get(reference)
+    except RayTaskError as error:
+        raised, told = error.cause or error, error
+    except ObjectLostError as error:
+        raised, told = error, error
+    if isinstance(raised, ObjectLostError):
+        raised = LostError(f"A machine of the cluster was lost, and with it a part of the run: {raised}")
+    raise raised from told
