@@ -326,8 +326,24 @@ def test_orders_differ(tiny):
 
 
 def test_pooled_alignment_from_the_servers_blocks(tiny):
-    config = tiny(alignment={"scope": "pooled", "start": "server", "batch_size": 24}, rounds=3)
-    assert all(line["aligned"] for line in run(config).metrics)
+    """One auxiliary for all clients, and a copy of the server's own blocks where names and shapes agree."""
+    config = tiny(alignment={"scope": "pooled", "start": "server", "batch_size": 24}, keep_checkpoint=True)
+    result = run(config)
+    assert all(line["aligned"] for line in result.metrics)
+    tensors, _ = load_tensors(result.directory / "checkpoint.safetensors")
+    aligned = [{p.split("/", 4)[-1]: x for p, x in tensors.items() if p.startswith(f"engine/server/aligned/{c}/")}
+               for c in range(3)]  # fmt: skip
+    assert aligned[0]
+    assert all(torch.equal(x, other[name]) for other in aligned[1:] for name, x in aligned[0].items())
+
+
+def test_each_client_gets_its_own_auxiliary(tiny):
+    config = tiny(alignment={"scope": "client", "start": "previous"}, keep_checkpoint=True)
+    tensors, _ = load_tensors(run(config).directory / "checkpoint.safetensors")
+    one, other = (
+        {p.split("/", 4)[-1]: x for p, x in tensors.items() if p.startswith(f"engine/server/aligned/{c}/")} for c in (0, 1)
+    )
+    assert any(not torch.equal(x, other[name]) for name, x in one.items())
 
 
 def test_schedules_run(tiny):

@@ -80,19 +80,19 @@ class AlignmentConfig:
 
     samples: int = 512
     """How many of a client's newest uploaded samples the alignment dataset keeps."""
-    steps: int | None = 40
+    steps: int = 60
     """Optimizer steps an alignment takes; not used if passes is given."""
     passes: int | None = None
     """Passes over the alignment dataset instead of a number of steps."""
-    batch_size: int | None = None
-    """Samples a step; the batches as they were uploaded if not given."""
+    batch_size: int = 128
+    """Samples a step; 0 takes the batches as they were uploaded."""
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
     """The optimizer of the alignment; without weight decay."""
-    lr: float = 1e-3
+    lr: float = 3e-3
     """The learning rate of the alignment."""
-    start: Literal["previous", "server"] = "previous"
+    start: Literal["previous", "server"] = "server"
     """Start from the previous auxiliary, or from the server's own blocks where names and shapes agree."""
-    scope: Literal["client", "pooled"] = "client"
+    scope: Literal["client", "pooled"] = "pooled"
     """One auxiliary for each client, or one for all from their pooled uploads."""
 
 
@@ -173,6 +173,8 @@ class Config:
         for path, value, accepted, low, high in _ranges(self):
             if value is not None and not (low <= value <= high and math.isfinite(value)):
                 raise InputError(f"{option(path)} {value:g} is not possible: give {accepted}.")
+        if self.alignment.batch_size == 1:
+            raise InputError("--alignment.batch-size 1 is not possible: BatchNorm needs two; 0 is as uploaded.")
         if self.algorithm == "lazy-fsl-sage" and self.align_until is None:
             raise InputError("lazy-fsl-sage needs --align-until, the last round that aligns.")
         if self.order == "arrival" and self.engine == "local":
@@ -220,7 +222,7 @@ _RANGES: dict[str, tuple[str, float, float]] = {
     "alignment.samples": ("a whole number from 2 up", 2, 2**62),
     "alignment.steps": _WHOLE,
     "alignment.passes": _WHOLE,
-    "alignment.batch_size": ("a whole number from 2 up (BatchNorm needs two)", 2, 2**62),
+    "alignment.batch_size": ("0, or a whole number from 2 up (BatchNorm needs two)", 0, 2**62),
     "alignment.lr": _RATE,
 }
 

@@ -49,6 +49,6 @@ def test_batches_cut_anew():
     data = AlignmentData(100)
     for start in (0, 4, 8):
         data.add(smashed(start, 4))
-    assert [len(batch) for batch in batches(list(data), None)] == [4, 4, 4]
+    assert [len(batch) for batch in batches(list(data), 0)] == [4, 4, 4]
     assert [len(batch) for batch in batches(list(data), 5)] == [5, 5, 2]
     assert [len(batch) for batch in batches(list(data), 11)] == [12]

@@ -78,9 +78,9 @@ class AlignmentData:
         )
 
 
-def batches(uploads: Sequence[Upload], size: int | None) -> list[Upload]:
-    """The uploads as they came, or put together and cut anew into batches of `size` samples."""
-    if size is None or not uploads:
+def batches(uploads: Sequence[Upload], size: int) -> list[Upload]:
+    """The uploads put together and cut anew into batches of `size` samples; as they came if that is 0."""
+    if not size or not uploads:
         return list(uploads)
     whole = Upload(
         tuple(torch.cat(tensors) for tensors in zip(*(upload.z for upload in uploads), strict=True)),

@@ -71,7 +71,7 @@ def _gradients(loss: Tensor, parameters: list[nn.Parameter]) -> Sequence[Tensor 
 
 def _order(count: int, config: AlignmentConfig, generator: torch.Generator) -> list[int]:
     """Which batch each step takes: whole passes in random order, cut off after the given number of steps."""
-    steps = count * config.passes if config.passes is not None else config.steps or count
+    steps = count * config.passes if config.passes is not None else config.steps
     order: list[int] = []
     while len(order) < steps:
         order += torch.randperm(count, generator=generator).tolist()
