@@ -81,6 +81,6 @@ def test_neither_batch_size_nor_reduction_changes_the_loss(passes):
 def test_the_number_of_steps(passes):
     uploads = [upload(4, seed) for seed in range(3)]
     count = lambda **options: len(align(head(1), head(2), uploads, passes, AlignmentConfig(**options), stream()))  # noqa: E731
-    assert count(steps=7) == 7
-    assert count(passes=5) == 15
+    assert count(steps=7, batch_size=0) == 7
+    assert count(passes=5, batch_size=0) == 15
     assert count(passes=2, batch_size=6) == 4
