@@ -43,6 +43,8 @@ def pack(tensor: Tensor) -> Packed:
 def unpack(packed: Packed) -> Tensor:
     """A tensor on the very bytes of the array."""
     array, dtype, shape, stride = packed
+    if not array.size:
+        return torch.empty_strided(shape, stride, dtype=dtype)
     tensor = torch.from_numpy(array)
     # The last bits of a matrix product may depend on how its operands are aligned.
     if tensor.data_ptr() % ALIGNMENT:

@@ -37,6 +37,7 @@ class RayEngine(Engine):
         self._own_cluster = connect(config)
         carry_tensors_as_arrays()
         layout = lay_out(config, len(setup.examples), has_s_server=setup.algorithm.has_s_server)
+        self._sizes = [len(examples) for examples in setup.examples]
         self._states: dict[int, ray.ObjectRef] = {}
         self._failures = Failures(config.on_client_failure)
         self._server: ActorHandle | None = None
@@ -84,7 +85,7 @@ class RayEngine(Engine):
             method = worker.whole_round.options(num_returns=2)
             return method.remote(t, id, self._server, received, mail.get(id, {}), state)
 
-        order = self._longest_first(clients)
+        order = longest_first(clients, self._sizes)
         results = self._pool.run([partial(whole_round, id) for id in order])
         ended: dict[int, Ended] = {}
         for id, result in zip(order, results, strict=True):
@@ -97,9 +98,6 @@ class RayEngine(Engine):
         if learned is not None:
             ledger.load(self._answer(learned))
         return ended
-
-    def _longest_first(self, clients: Sequence[int]) -> list[int]:
-        return sorted(clients, key=lambda id: (-len(self.setup.examples[id]), id))
 
     def _run_in_exchange(
         self, t: int, clients: Sequence[int], received: ray.ObjectRef, mail: Mapping[int, Any], ledger: Ledger
@@ -120,7 +118,8 @@ class RayEngine(Engine):
     def _exchange(
         self, t: int, clients: Sequence[int], received: ray.ObjectRef, mail: Mapping[int, Any]
     ) -> dict[int, Ended]:
-        at = self._place(clients)
+        places = share_out(clients, self._sizes, len(self._pool.workers))
+        at = {id: self._pool.workers[place] for id, place in places.items()}
         begun = []
         for worker in self._pool.workers:
             mine = [id for id in clients if at[id] is worker]
@@ -154,16 +153,6 @@ class RayEngine(Engine):
                 exchange = self._server.exchange_shares.options(num_returns=1 + len(workers))
                 fine, *replies = exchange.remote(clients, *(uploads for _, uploads in said))
                 self._answer(fine)
-
-    def _place(self, clients: Sequence[int]) -> dict[int, ActorHandle]:
-        """The longest client first, each to the worker with the least to do."""
-        load = [0] * len(self._pool.workers)
-        at = {}
-        for id in self._longest_first(clients):
-            place = load.index(min(load))
-            load[place] += len(self.setup.examples[id])
-            at[id] = self._pool.workers[place]
-        return at
 
     def remarks(self) -> dict[str, Any]:
         """Clients that failed in this round, and why."""
@@ -248,3 +237,17 @@ def of_worker(references: Sequence[ray.ObjectRef]) -> list[Any]:
 def to_device_of(setup: Setup, update: Update) -> Update:
     """An update on the driver's device."""
     return Update(update.client, to_device(update.parts, setup.settings.device), update.losses)
+
+
+def longest_first(clients: Sequence[int], sizes: Sequence[int]) -> list[int]:
+    """The clients by their number of examples, so that no long one is left when the others are done."""
+    return sorted(clients, key=lambda id: (-sizes[id], id))
+
+
+def share_out(clients: Sequence[int], sizes: Sequence[int], workers: int) -> dict[int, int]:
+    """A worker for every client: the longest first, each to the worker that has the least to do."""
+    load, places = [0] * workers, {}
+    for id in longest_first(clients, sizes):
+        places[id] = load.index(min(load))
+        load[places[id]] += sizes[id]
+    return places

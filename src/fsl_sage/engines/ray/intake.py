@@ -5,6 +5,7 @@ import math
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
+from typing import IO
 
 import torch
 
@@ -105,17 +106,19 @@ class Intake:
 
 
 class _Spill:
-    """One nameless file, which is gone with its process, however that ends."""
+    """One nameless file, which is gone with its process, however that ends; there only while something is in it."""
 
     def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile(prefix="fsl-sage-")  # noqa: SIM115
+        self._file: IO[bytes] | None = None
         self._unread = 0
 
     def write(self, upload: Message) -> int:
         """Returns where it lies."""
-        place = self._file.seek(0, io.SEEK_END)
+        if self._file is None:
+            self._file = tempfile.TemporaryFile(prefix="fsl-sage-")  # noqa: SIM115
         content = io.BytesIO()
         torch.save({"parts": dict(upload.parts), "values": dict(upload.values)}, content)
+        place = self._file.seek(0, io.SEEK_END)
         self._file.write(len(content.getbuffer()).to_bytes(8, "little"))
         self._file.write(content.getbuffer())
         self._unread += 1
@@ -123,10 +126,12 @@ class _Spill:
 
     def read(self, place: int) -> Message:
         """Each upload is read once."""
+        assert self._file is not None
         self._file.seek(place)
         size = int.from_bytes(self._file.read(8), "little")
         content = torch.load(io.BytesIO(self._file.read(size)), weights_only=True)
         self._unread -= 1
         if not self._unread:
-            self._file.truncate(0)
+            self._file.close()
+            self._file = None
         return Message(content["parts"], content["values"])

@@ -1,0 +1,226 @@
+"""The pieces of the Ray engine that need no cluster: the order of uploads, tensors as arrays, placement."""
+
+import sys
+import threading
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("ray")
+
+from fsl_sage.config import Config
+from fsl_sage.engines.ray import cluster
+from fsl_sage.engines.ray.arrays import pack, to_device, unpack
+from fsl_sage.engines.ray.cluster import lay_out
+from fsl_sage.engines.ray.engine import longest_first, share_out
+from fsl_sage.engines.ray.intake import Intake
+from fsl_sage.errors import InputError
+from fsl_sage.experiment import run
+from fsl_sage.wire.message import Message, Smashed
+
+# The order in which the S-server takes uploads
+
+
+def upload(client, step, size=4):
+    z = torch.full((2, size), client + step / 100)
+    return Message(Smashed((z,), {"labels": torch.tensor([client, step])}).parts, {"step": step})
+
+
+def keys(groups):
+    """[(client, step)] of each group, read from the uploads themselves."""
+    return [[tuple(up.target["labels"].tolist()) for up in group.values()] for group in groups]
+
+
+def expected(order, steps):
+    if order == "blocked":
+        return [[(client, step)] for client in sorted(steps) for step in steps[client]]
+    every = sorted({step for mine in steps.values() for step in mine})
+    return [[(client, step) for client in sorted(steps) if step in steps[client]] for step in every]
+
+
+@st.composite
+def rounds(draw):
+    """Each client's steps, and an order of arrival that keeps the order of each client's own."""
+    steps = draw(st.dictionaries(st.integers(0, 4), st.lists(st.integers(0, 9), unique=True).map(sorted), min_size=1))
+    events = [client for client, mine in steps.items() for _ in range(len(mine) + 1)]  # one more: it closes
+    return steps, draw(st.permutations(events))
+
+
+@given(rounds(), st.sampled_from(["interleaved", "blocked"]), st.sampled_from([0, 100, 10**6]))
+@settings(max_examples=60, deadline=None)
+def test_the_order_does_not_depend_on_arrival(made, order, limit):
+    steps, arrivals = made
+    intake = Intake(order, sorted(steps), limit)
+    taken = []
+    thread = threading.Thread(target=lambda: taken.extend(intake))
+    thread.start()
+    left = {client: list(mine) for client, mine in steps.items()}
+    for client in arrivals:
+        if left[client]:
+            intake.put(client, upload(client, left[client].pop(0)))
+        else:
+            intake.close(client)
+    thread.join(timeout=20)
+    assert not thread.is_alive()
+    assert keys(taken) == expected(order, steps)
+
+
+def test_an_upload_is_held_until_nothing_can_come_before_it():
+    intake = Intake("interleaved", [0, 1], 10**6)
+    taken = iter(intake)
+    intake.put(0, upload(0, 0))
+    intake.put(0, upload(0, 5))
+    assert intake._turn() is None  # client 1 may still send its step 0
+    intake.put(1, upload(1, 3))
+    assert keys([next(taken)]) == [[(0, 0)]]
+    assert keys([next(taken)]) == [[(1, 3)]]
+    assert intake._turn() is None  # client 1 may still send steps 4 and 5
+    intake.close(1)
+    assert keys([next(taken)]) == [[(0, 5)]]
+    assert intake._turn() is None
+    intake.close(0)
+    assert next(taken, "over") == "over"
+
+
+def test_as_they_come():
+    intake = Intake("arrival", [0, 1], 10**6)
+    for client, step in ((1, 0), (1, 5), (0, 0), (1, 9), (0, 5)):
+        intake.put(client, upload(client, step))
+    intake.close(0), intake.close(1)
+    assert keys(intake) == [[(1, 0)], [(1, 5)], [(0, 0)], [(1, 9)], [(0, 5)]]
+
+
+def test_repeats_are_dropped_even_after_they_were_taken():
+    intake = Intake("interleaved", [0, 1], 10**6)
+    taken = iter(intake)
+    for _ in range(2):  # client 0 is run again after it has sent two uploads
+        intake.put(0, upload(0, 0))
+        intake.put(0, upload(0, 5))
+    intake.put(1, upload(1, 0))
+    assert keys([next(taken)]) == [[(0, 0), (1, 0)]]
+    intake.put(0, upload(0, 0))  # and once more
+    intake.put(7, upload(7, 0))  # of nobody's round
+    intake.close(0), intake.close(0), intake.close(7), intake.close(1)
+    assert keys(taken) == [[(0, 5)]]
+    assert intake.dropped == 4
+
+
+def test_what_is_above_the_limit_waits_on_disk_and_comes_back_the_same():
+    z = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last).to(torch.bfloat16)
+    first = Message(Smashed((z, torch.arange(3)), {"labels": torch.ones(2, dtype=torch.bool)}).parts, {"step": 0})
+    size = sum(first.sizes().values())
+    for limit, on_disk in ((size, False), (size - 1, True)):
+        intake = Intake("interleaved", [0], limit)
+        intake.put(0, first)
+        assert isinstance(intake._held[0, 0], int) == on_disk
+        intake.close(0)
+        ((back,),) = (group.values() for group in intake)
+        assert (back is first) == (not on_disk)
+        assert back.values == {"step": 0}
+        for kind, tensors in first.parts.items():
+            for name, tensor in tensors.items():
+                other = back.parts[kind][name]
+                assert torch.equal(other, tensor)
+                assert other.dtype == tensor.dtype
+                assert other.stride() == tensor.stride()
+        assert intake._spill._file is None
+        assert intake._in_memory == 0
+
+
+# Tensors as arrays
+
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
+
+
+@given(
+    st.lists(st.integers(0, 4), max_size=4).flatmap(
+        lambda shape: st.tuples(st.just(shape), st.permutations(range(len(shape))))
+    ),
+    st.sampled_from(DTYPES),
+)
+@settings(deadline=None)
+def test_a_tensor_comes_through_with_its_bits_and_strides(made, dtype):
+    shape, order = made
+    tensor = (torch.randn(shape) * 5).to(dtype).permute(order)
+    back = unpack(pack(tensor))
+    assert back.dtype == tensor.dtype
+    assert back.shape == tensor.shape
+    assert back.stride() == tensor.stride()
+    assert torch.equal(back, tensor)
+
+
+def test_nothing_is_copied_on_the_way():
+    tensor = torch.randn(8, 16, 4, 4).to(memory_format=torch.channels_last)
+    assert unpack(pack(tensor)).data_ptr() == tensor.data_ptr()
+    parameter = torch.nn.Parameter(tensor)
+    assert pack(parameter)[0].ctypes.data == tensor.data_ptr()
+
+
+def test_a_view_takes_only_its_own_bytes_along():
+    whole = torch.arange(100.0).view(10, 10)
+    for view in (whole[3:5], whole[:, 2], whole[::2, 1:4], torch.ones(1).expand(5, 4)):
+        packed = pack(view)
+        assert packed[0].nbytes == view.numel() * view.element_size()
+        assert torch.equal(unpack(packed), view)
+
+
+def test_what_is_not_aligned_like_torchs_own_memory_is_copied():
+    whole = torch.randn(65)
+    assert whole.data_ptr() % 64 == 0
+    back = unpack(pack(whole[1:]))
+    assert back.data_ptr() % 64 == 0
+    assert torch.equal(back, whole[1:])
+
+
+def test_nested_values_move_to_a_device():
+    message = Smashed((torch.ones(2),), {"labels": torch.zeros(2)})
+    value = {"a": [message, (1, torch.ones(1))], "b": {"c": torch.ones(1)}, "d": None}
+    moved = to_device(value, torch.device("meta"))
+    assert moved["a"][0].smashed[0].is_meta
+    assert moved["a"][1][0] == 1
+    assert moved["a"][1][1].is_meta
+    assert moved["b"]["c"].is_meta
+    assert to_device(value, torch.device("cpu"))["b"]["c"] is value["b"]["c"]
+
+
+# Placement
+
+
+def test_the_longest_client_first():
+    sizes = [10, 40, 10, 30, 20]
+    assert longest_first([0, 1, 2, 3, 4], sizes) == [1, 3, 4, 0, 2]
+    assert share_out([0, 1, 2, 3, 4], sizes, 2) == {1: 0, 3: 1, 4: 1, 0: 0, 2: 0}
+    assert set(share_out([0, 2], sizes, 4).values()) == {0, 1}
+
+
+def test_a_run_is_laid_out_on_what_the_cluster_has(monkeypatch):
+    monkeypatch.setattr(cluster.ray, "cluster_resources", lambda: {"CPU": 8.0, "GPU": 2.0})
+
+    def layout(clients=10, **options):
+        return lay_out(Config(**options), clients, has_s_server=True)
+
+    assert layout().workers == 8
+    assert layout(clients=3).workers == 3
+    assert layout(threads=3).workers == 2
+    assert layout(workers=3).gpus == 1 / 2  # four actors, two on each
+    assert layout(workers=4).gpus == 1 / 3  # five actors do not fit two and two
+    assert layout(workers=1).gpus == 1
+    assert layout(workers=4, device="cpu").gpus == 0
+    assert layout(workers=4, ray_num_gpus=0.25).gpus == 0.25
+    with pytest.raises(InputError, match="8 CPUs"):
+        layout(workers=9)
+    with pytest.raises(InputError, match="2 GPUs"):
+        layout(workers=4, ray_num_gpus=1.0)
+
+
+def test_without_ray_the_message_says_how_to_get_it(tiny, monkeypatch):
+    for name in list(sys.modules):
+        if name == "ray" or name.startswith(("ray.", "fsl_sage.engines.ray")):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    config = tiny(engine="ray")
+    with pytest.raises(InputError, match=r"--engine ray needs the extra 'ray': pip install 'fsl-sage\[ray\]'"):
+        run(config)
+    assert not config.out.exists()
