@@ -104,7 +104,7 @@ class Config:
     """fsl-sage, lazy-fsl-sage, cse-fsl, splitfed-ms, splitfed-ss or fedavg."""
     clients: int = 5
     """The number of clients m."""
-    rounds: int = 20
+    rounds: int = 12
     """The number of rounds T; the run ends earlier if a budget, target or time limit is met."""
     batch_size: int = 32
     """Images in a local step."""
@@ -114,7 +114,7 @@ class Config:
     """A fixed number K of local steps in a round instead of epochs."""
     upload_every: int = 5
     """Upload smashed data at every q-th local step (fsl-sage, cse-fsl)."""
-    align_every: int = 10
+    align_every: int = 5
     """Align the auxiliaries every l rounds (fsl-sage)."""
     align_until: int | None = None
     """The last round T' that may align; required by lazy-fsl-sage."""
