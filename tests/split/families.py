@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fsl_sage.models import ResNet18, SmallCNN
+
 Example = Tensor | dict[str, Any]
 BATCH, LENGTH, VOCABULARY, WIDTH = 2, 6, 24, 16
 
@@ -93,6 +95,9 @@ gpt2 = _text("GPT2LMHeadModel", "GPT2Config", **GPT2)
 llama = _text("LlamaForCausalLM", "LlamaConfig", **LLAMA)
 
 FAMILIES: dict[str, Callable[[], tuple[nn.Module, Example]]] = {
+    # the project's own
+    "resnet18": lambda: (ResNet18(), torch.randn(BATCH, 3, 32, 32)),
+    "small_cnn": lambda: (SmallCNN(), torch.randn(BATCH, 3, 32, 32)),
     # vision
     "resnet": _vision(
         "ResNetForImageClassification",

@@ -188,9 +188,9 @@ def test_the_servers_layers_count_as_blocks_where_there_are_no_larger_ones() -> 
 
 
 class Own(nn.Module):
-    def __init__(self, classes: int) -> None:
+    def __init__(self, split: Split, classes: int = 10) -> None:
         super().__init__()
-        self.head = nn.Linear(16, classes)
+        self.head = nn.Linear(split.plan.cuts[0].tensors[0].shape[1], classes)
 
     def forward(self, z: Tensor) -> Tensor:
         return self.head(z.mean((2, 3)))
@@ -199,7 +199,7 @@ class Own(nn.Module):
 def test_a_users_module_is_called_with_the_boundarys_tensors() -> None:
     x = torch.randn(4, 3, 16, 16)
     split = split_model(SmallCNN(), "block1", x)
-    own = Own(10)
+    own = Own(split)
     made = auxiliary(split, own)
     assert set(made.state_dict()) == {"head.weight", "head.bias"}
     assert torch.equal(made(split.client(x)), own(split.client(x).tensors[0]))
@@ -210,7 +210,7 @@ def test_a_users_module_is_called_with_the_boundarys_tensors() -> None:
 def test_a_users_module_must_return_what_the_server_does() -> None:
     split = split_model(SmallCNN(), "block1", torch.randn(4, 3, 16, 16))
     with pytest.raises(SplitError, match=r"returns tensors of \[\(4, 7\)\]; the server returns \[\(4, 10\)\]"):
-        auxiliary(split, Own(7))
+        auxiliary(split, Own(split, 7))
     with pytest.raises(SplitError, match="the auxiliary module fails on the boundary's tensors"):
         auxiliary(split, nn.Linear(3, 10))
 
@@ -251,8 +251,8 @@ class OnceOnly(Own):
 def test_operations_without_double_backward_are_named(module: Any, name: str) -> None:
     split = split_model(SmallCNN(), "block1", torch.randn(4, 3, 16, 16))
     with pytest.raises(SplitError, match=f"cannot be aligned: {name} cannot be differentiated twice"):
-        auxiliary(split, module(10))
-    assert isinstance(auxiliary(split, module(10), aligned=False), nn.Module)
+        auxiliary(split, module(split))
+    assert isinstance(auxiliary(split, module(split), aligned=False), nn.Module)
 
 
 def test_attention_is_aligned_by_the_kernel_that_can_be() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fsl_sage.split import Analysis, Split
 from fsl_sage.split.skeleton import named_tensors, set_tensor, tensor_leaves
 
-MANY_LAYERS = {"mobilenet_v2", "efficientnet"}
+MANY_LAYERS = {"resnet18", "mobilenet_v2", "efficientnet"}
 WHOLE = [pytest.param(name, marks=[pytest.mark.slow] if name in MANY_LAYERS else []) for name in FAMILIES]
 
 

@@ -2,6 +2,7 @@
 
 from fsl_sage.split.analysis import Analysis
 from fsl_sage.split.auxiliary import auxiliary, twice_differentiable_attention
+from fsl_sage.split.cuts import CutPoint, cut_points
 from fsl_sage.split.plan import BoundaryTensor, SplitError, SplitPlan
 from fsl_sage.split.sides import Boundary, Part, Split
 from fsl_sage.split.splitting import build_side, side_tensors, split_by_analysis, split_model
@@ -10,12 +11,14 @@ __all__ = [
     "Analysis",
     "Boundary",
     "BoundaryTensor",
+    "CutPoint",
     "Part",
     "Split",
     "SplitError",
     "SplitPlan",
     "auxiliary",
     "build_side",
+    "cut_points",
     "side_tensors",
     "split_by_analysis",
     "split_model",

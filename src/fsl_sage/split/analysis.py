@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from fractions import Fraction
 from functools import cached_property
 from typing import Any, Literal
 
@@ -15,105 +13,17 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from fsl_sage.split.crossing import Crossing, Crossings, Key, LeafKey
-from fsl_sage.split.plan import (
-    BoundaryTensor,
-    CallPlan,
-    CutPlan,
-    Dimension,
-    LeafPlan,
-    SplitError,
-    SplitPlan,
-    dtype_name,
-)
-from fsl_sage.split.skeleton import call_arguments, named_tensors, own_buffers, skeleton, without_data
-from fsl_sage.split.trace import Leaf, Trace, record
+from fsl_sage.split.crossing import Crossing, Crossings
+from fsl_sage.split.inputs import Inputs
+from fsl_sage.split.plan import BoundaryTensor, SplitError, SplitPlan
+from fsl_sage.split.planner import CutPlanner
+from fsl_sage.split.skeleton import named_tensors, on_meta, own_buffers, skeleton, without_data
+from fsl_sage.split.trace import Trace, record
 
 Tied = Literal["refuse", "untie"]
 PARTS = ("client", "server", "head")
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """An example's arguments as named leaves."""
-
-    leaves: tuple[Any, ...]
-    names: tuple[str, ...]
-    structure: pytree.TreeSpec
-    raw: frozenset[str]
-    """The inputs that never cross."""
-
-    @classmethod
-    def of(cls, model: nn.Module, example: Any, private: Collection[str] = ()) -> Inputs:
-        args, kwargs = call_arguments(example)
-        parameters = list(inspect.signature(model.forward).parameters.values())
-        named = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        arguments = [
-            *((named[i] if i < len(named) else f"input {i}", arg) for i, arg in enumerate(args)),
-            *kwargs.items(),
-        ]
-        leaves, structure = pytree.tree_flatten((args, kwargs))
-        names = [
-            f"{name}{pytree.keystr(path)}"
-            for name, value in arguments
-            for path, _ in pytree.tree_leaves_with_path(value)
-        ]
-        if not any(isinstance(leaf, Tensor) for leaf in leaves):
-            raise SplitError("the example holds no tensor; give a tensor, or a dict of keyword inputs")
-        raw = {*_main_inputs(model, arguments, named), *private}
-        unknown = raw.difference(name for name, _ in arguments)
-        if unknown:
-            raise SplitError(f"the private input '{unknown.pop()}' is not in the example; it holds {', '.join(names)}")
-        raw_leaves = frozenset(leaf for leaf in names if leaf.split("[")[0].split(".")[0] in raw)
-        return cls(tuple(leaves), tuple(names), structure, raw_leaves)
-
-    def main(self) -> Tensor:
-        """The first raw tensor: its first dimension is the batch."""
-        return next(
-            leaf
-            for leaf, name in zip(self.leaves, self.names, strict=True)
-            if name in self.raw and isinstance(leaf, Tensor)
-        )
-
-    def arguments(self, leaves: Iterable[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        args, kwargs = pytree.tree_unflatten(leaves, self.structure)
-        return args, kwargs
-
-    def changed(self, change: Callable[[Tensor], Tensor]) -> tuple[Any, ...]:
-        return tuple(change(leaf) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves)
-
-    def doubled(self) -> tuple[Any, ...]:
-        """The same samples twice."""
-        size = self.main().shape[0]
-        return self.changed(lambda leaf: torch.cat([leaf, leaf]) if leaf.dim() and leaf.shape[0] == size else leaf)
-
-    def shortened(self) -> tuple[Any, ...] | None:
-        """Sequences without their last element; None where the main input is no sequence."""
-        main = self.main()
-        sequence = main.dim() == 3 or (main.dim() == 2 and not main.is_floating_point())
-        if not sequence or main.shape[1] < 2:
-            return None
-        length = main.shape[1]
-
-        def shorten(leaf: Tensor) -> Tensor:
-            for dimension in range(1, leaf.dim()):
-                if leaf.shape[dimension] == length:
-                    leaf = leaf.narrow(dimension, 0, length - 1)
-            return leaf
-
-        return self.changed(shorten)
-
-
-def _main_inputs(model: nn.Module, arguments: Sequence[tuple[str, Any]], signature: list[str]) -> set[str]:
-    """The raw data among the arguments: what the model calls its main input, or its first one."""
-    given = [name for name, value in arguments if isinstance(value, Tensor)]
-    declared = getattr(model, "main_input_name", None)
-    if declared in given:
-        return {declared}
-    if isinstance(declared, str) and (floating := [n for n, v in arguments if n in given and v.is_floating_point()]):
-        return set(floating)
-    in_order = [name for name in signature if name in given] or given
-    return set(in_order[:1]) or {arguments[0][0]}
+LARGE = 2**28
+"""Bytes of parameters and buffers."""
 
 
 class Analysis:
@@ -126,12 +36,23 @@ class Analysis:
         self.parameters = {name for name, tensor in self.tensors.items() if isinstance(tensor, nn.Parameter)}
         self.traces = self._take_traces()
         self.crossings = [Crossings(trace, set(self.inputs.raw), self.parameters) for trace in self.traces]
+        self._planner = CutPlanner(self.traces, self._samples, self.inputs.batch, self.inputs.names)
         self._named_modules = dict(model.named_modules())
+
+    @cached_property
+    def saved(self) -> set[str]:
+        """The names in the model's state_dict."""
+        return set(self.model.state_dict())
 
     @property
     def on_meta(self) -> bool:
         """Whether the model is on the meta device."""
         return any(tensor.is_meta for tensor in self.tensors.values())
+
+    @property
+    def is_large(self) -> bool:
+        """Whether running it costs too much, be it only on two samples, or is impossible."""
+        return self.on_meta or sum(tensor.nbytes for tensor in self.tensors.values()) > LARGE
 
     @property
     def cuda_devices(self) -> list[int]:
@@ -143,19 +64,25 @@ class Analysis:
     def _take_traces(self) -> list[Trace]:
         """Besides the plain trace, those that tell which dimensions follow the batch and the sequence.
 
-        A model that cannot run a variant (a fixed batch, one sample in BatchNorm) is planned from those that it can.
+        They are taken on two samples. A model that cannot run a variant (a fixed batch, one sample in BatchNorm) is
+        planned from those that it can.
         """
-        plain, doubled = self.inputs.leaves, self.inputs.doubled()
-        traces = [self._trace(plain, training=False)]
-        larger = self._try_trace(doubled, training=True)
-        if larger is not None:
-            traces.append(larger)
+        inputs = self.inputs.few()
+        plain = self._try_trace(inputs.leaves, training=False)
+        if plain is None:
+            inputs = self.inputs
+            plain = self._trace(inputs.leaves, training=False)
+        traces: list[tuple[Trace | None, int]] = [(plain, inputs.batch)]
+        doubled, shortened = inputs.doubled(), inputs.shortened()
+        if larger := self._try_trace(doubled, training=True):
+            traces.append((larger, 2 * inputs.batch))
         else:
-            traces += filter(None, [self._try_trace(doubled, training=False), self._try_trace(plain, training=True)])
-        shortened = self.inputs.shortened()
+            traces.append((self._try_trace(doubled, training=False), 2 * inputs.batch))
+            traces.append((self._try_trace(inputs.leaves, training=True), inputs.batch))
         if shortened is not None:
-            traces += filter(None, [self._try_trace(shortened, training=False)])
-        return traces
+            traces.append((self._try_trace(shortened, training=False), inputs.batch))
+        self._samples = [samples for trace, samples in traces if trace]
+        return [trace for trace, _ in traces if trace]
 
     def _try_trace(self, leaves: tuple[Any, ...], training: bool) -> Trace | None:
         try:
@@ -164,7 +91,16 @@ class Analysis:
             return None
 
     def _trace(self, leaves: tuple[Any, ...], training: bool) -> Trace:
-        """A trace on the model's own parameters, or, for a model on the meta device, on tensors without data."""
+        """A trace on data, or, of a large model, on the meta device, where nothing is computed.
+
+        Code that looks at values does not run there. A model that is itself on the meta device is then traced as if it
+        were on the CPU, any other one on its data.
+        """
+        if self.is_large:
+            try:
+                return self._record(leaves, training, on_meta, nullcontext())
+            except Exception:
+                pass
         if self.on_meta:
             fake = FakeTensorMode(allow_non_fake_inputs=True)
             return self._record(leaves, training, lambda tensor: without_data(fake, tensor), fake)
@@ -292,12 +228,14 @@ class Analysis:
         sides: list[set[str]] = [set() for _ in range(len(cuts) + 1)]
         for crossings, uses in zip(self.crossings, self._uses, strict=True):
             times = [crossings.trace.calls[crossings.calls_of(cut)[0]].exit for cut in cuts]
+            ends = [*times, len(crossings.trace.nodes)]
             for name, positions in uses.items():
-                for side, (start, end) in enumerate(
-                    zip([-1, *times], [*times, len(crossings.trace.nodes)], strict=True)
-                ):
-                    if any(start <= position < end for position in positions):
+                passed = 0
+                for side, end in enumerate(ends):
+                    within = bisect_left(positions, end)
+                    if within > passed:
                         sides[side].add(name)
+                    passed = within
         for side, cut in enumerate(cuts):
             for crossings, crossing in zip(self.crossings, self._crossing_at.get(cut, []), strict=False):
                 for node in crossing.states_again:
@@ -321,19 +259,29 @@ class Analysis:
         crossings = [self.crossing(cut) for cut in cuts]
         if len(cuts) == 2:
             self._check_order(*cuts)
-        sides = self._sides(cuts)
-        untied = self._resolve_shared(sides, cuts, tied)
-        planner = _CutPlanner(self)
-        cut_plans = tuple(planner.plan(cut, crossing) for cut, crossing in zip(cuts, crossings, strict=True))
+        parts, untied = self.parts(cuts, tied)
+        cut_plans = tuple(self._planner.plan(cut, crossing) for cut, crossing in zip(cuts, crossings, strict=True))
         leaves = [[trace.inputs[i] for trace in self.traces] for i in range(len(self.inputs.leaves))]
         return SplitPlan(
             cuts=cut_plans,
-            inputs=tuple(planner.leaf(versions, cut_plans[0], crossings[0]) for versions in leaves),
+            inputs=tuple(self._planner.leaf(versions, cut_plans[0], crossings[0]) for versions in leaves),
             input_names=self.inputs.names,
             input_structure=pytree.treespec_dumps(self.inputs.structure),
-            parts={part: tuple(n for n in self.tensors if n in side) for part, side in zip(PARTS, sides, strict=False)},
+            parts=parts,
             untied=untied,
         )
+
+    def parts(self, cuts: Sequence[str], tied: Tied = "refuse") -> tuple[dict[str, tuple[str, ...]], tuple[str, ...]]:
+        """The parameters and buffers of each part, and those that must be untied."""
+        sides = self._sides(cuts)
+        untied = self._resolve_shared(sides, cuts, tied)
+        return {
+            part: tuple(n for n in self.tensors if n in side) for part, side in zip(PARTS, sides, strict=False)
+        }, untied
+
+    def boundary(self, cut: str) -> tuple[BoundaryTensor, ...]:
+        """What crosses at a cut."""
+        return self._planner.tensors(cut, self.crossing(cut))
 
     def _check_order(self, first: str, second: str) -> None:
         exits = [self.traces[0].calls[self.crossings[0].calls_of(cut)[0]].exit for cut in (first, second)]
@@ -368,140 +316,6 @@ class Analysis:
                     )
                 untied.append(name)
         return tuple(untied)
-
-
-class _CutPlanner:
-    """Unites what the traces say about one cut."""
-
-    def __init__(self, analysis: Analysis) -> None:
-        self.analysis = analysis
-
-    def plan(self, cut: str, found: list[Crossing]) -> CutPlan:
-        keys = _united([list(crossing.earlier) for crossing in found])
-        sent = self._sent(cut, keys, found)
-        repeated = set().union(*(crossing.repeated for crossing in found)) - {Key(s.module, s.nth) for s in sent}
-        tensors = tuple(self._tensor(leaf, found) for leaf in sent)
-        inputs = sorted(set().union(*(crossing.inputs for crossing in found)))
-        plan = CutPlan(cut, tensors + tuple(map(self._input, inputs)), (), ())
-        calls = tuple(self._call(key, found, plan) for key in keys if key not in repeated)
-        return CutPlan(cut, plan.tensors, calls, tuple(sorted({key.module for key in repeated})))
-
-    def _sent(self, cut: str, keys: list[Key], found: list[Crossing]) -> list[LeafKey]:
-        """The cut's own output first, then the rest in the order of the forward pass."""
-        sent = set().union(*(crossing.sent for crossing in found))
-        order = {key: position for position, key in enumerate(keys)}
-        return sorted(sent, key=lambda leaf: (leaf.module != cut, order[Key(leaf.module, leaf.nth)], leaf.leaf))
-
-    def _versions(self, key: Key, found: list[Crossing]) -> list[list[Leaf] | None]:
-        """The leaves of a call in every trace; None where it was not made."""
-        return [
-            trace.calls[crossing.earlier[key]].leaves if key in crossing.earlier else None
-            for trace, crossing in zip(self.analysis.traces, found, strict=True)
-        ]
-
-    def _tensor(self, sent: LeafKey, found: list[Crossing]) -> BoundaryTensor:
-        versions = [v for v in self._versions(Key(sent.module, sent.nth), found) if v and len(v) > sent.leaf]
-        leaves = [leaves[sent.leaf] for leaves in versions]
-        several = len([leaf for leaf in versions[0] if leaf.is_tensor]) > 1
-        name = sent.module + (f"({sent.nth})" if sent.nth else "") + (f"[{sent.leaf}]" if several else "")
-        inline = any(sent in crossing.written_inline for crossing in found)
-        return BoundaryTensor(
-            name=name,
-            module=sent.module,
-            nth=sent.nth,
-            leaf=sent.leaf,
-            shape=leaves[0].shape,
-            dtype=dtype_name(leaves[0].dtype),
-            batched=_batched([leaf.shape for leaf in leaves]),
-            copied=inline or any(sent in crossing.written_later for crossing in found),
-            sent_as_returned=inline,
-        )
-
-    def _input(self, index: int) -> BoundaryTensor:
-        leaves = [trace.inputs[index] for trace in self.analysis.traces]
-        return BoundaryTensor(
-            name=self.analysis.inputs.names[index],
-            module=None,
-            nth=0,
-            leaf=index,
-            shape=leaves[0].shape,
-            dtype=dtype_name(leaves[0].dtype),
-            batched=_batched([leaf.shape for leaf in leaves]),
-            copied=False,
-        )
-
-    def _call(self, key: Key, found: list[Crossing], plan: CutPlan) -> CallPlan:
-        versions = self._versions(key, found)
-        made = next(i for i, leaves in enumerate(versions) if leaves is not None)
-        call = self.analysis.traces[made].calls[found[made].earlier[key]]
-        assert call.structure is not None
-        leaves = []
-        for position, leaf in enumerate(call.leaves):
-            same = [v[position] if v and len(v) == len(call.leaves) else None for v in versions]
-            leaves.append(self.leaf(same, plan, found) if leaf.is_tensor else _plain_leaf_plan(leaf.value))
-        return CallPlan(key.module, key.nth, _dump(call.structure, key.module), tuple(leaves))
-
-    def leaf(self, versions: Sequence[Leaf | None], plan: CutPlan, found: list[Crossing]) -> LeafPlan:
-        """A leaf with its dimensions expressed by those of the boundary tensors, as all traces have them."""
-        known = [i for i, leaf in enumerate(versions) if leaf is not None]
-        leaves = [leaf for leaf in versions if leaf is not None]
-        if not leaves[0].is_tensor:
-            return _plain_leaf_plan(leaves[0].value)
-        boundary = self._boundary_shapes(plan, found, known)
-        shapes = [leaf.shape for leaf in leaves]
-        if len({len(shape) for shape in shapes}) > 1:
-            return LeafPlan(dtype_name(leaves[0].dtype), tuple(Dimension(size, known=False) for size in shapes[0]))
-        dimensions = (_dimension(sizes, axis, boundary) for axis, sizes in enumerate(zip(*shapes, strict=True)))
-        return LeafPlan(dtype_name(leaves[0].dtype), tuple(dimensions))
-
-    def _boundary_shapes(self, plan: CutPlan, found: list[Crossing], known: list[int]) -> list[list[tuple[int, ...]]]:
-        shapes = []
-        for tensor in plan.tensors:
-            if tensor.module is None:
-                shapes.append([self.analysis.traces[i].inputs[tensor.leaf].shape for i in known])
-                continue
-            versions = self._versions(Key(tensor.module, tensor.nth), found)
-            shapes.append([v[tensor.leaf].shape if (v := versions[i]) else () for i in known])
-        return shapes
-
-
-def _dimension(sizes: tuple[int, ...], axis: int, boundary: list[list[tuple[int, ...]]]) -> Dimension:
-    """How one size follows from the boundary tensors', given both in every trace: constant, or in proportion."""
-    if len(set(sizes)) == 1 and len(sizes) > 1:
-        return Dimension(sizes[0])
-    matches = []
-    for tensor, shapes in enumerate(boundary):
-        if len({len(shape) for shape in shapes}) > 1:
-            continue
-        for dimension, theirs in enumerate(zip(*shapes, strict=True)):
-            ratios = {Fraction(mine, other) if other else None for mine, other in zip(sizes, theirs, strict=True)}
-            if len(ratios) == 1 and (ratio := ratios.pop()) is not None:
-                matches.append((ratio != 1, dimension != axis, tensor, dimension, ratio))
-    if not matches:
-        return Dimension(sizes[0], known=len(set(sizes)) == 1)
-    _, _, tensor, dimension, ratio = min(matches)
-    return Dimension(ratio.numerator, ratio.denominator, tensor, dimension)
-
-
-def _batched(shapes: list[tuple[int, ...]]) -> bool:
-    return bool(shapes[0]) and (len(shapes) == 1 or len({shape[0] for shape in shapes}) > 1)
-
-
-def _plain_leaf_plan(value: Any) -> LeafPlan:
-    return LeafPlan(None, value=value if isinstance(value, bool | int | float | str) else None)
-
-
-def _dump(structure: pytree.TreeSpec, module: str) -> str:
-    try:
-        return pytree.treespec_dumps(structure)
-    except NotImplementedError as error:
-        raise SplitError(f"what '{module}' returns cannot be written down in a plan: {error}") from None
-
-
-def _united(orders: list[list[Key]]) -> list[Key]:
-    """All keys, in an order that agrees with each of the given ones where they agree with each other."""
-    longest = max(orders, key=len)
-    return list(dict.fromkeys([*longest[:-1], *(key for order in orders for key in order[:-1]), longest[-1]]))
 
 
 def _sides_of_calls(crossings: Crossings, module: str, cuts: Iterable[str]) -> set[int]:

@@ -99,3 +99,9 @@ def without_data(mode: FakeTensorMode, tensor: Tensor) -> Tensor:
     with mode:
         empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
     return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+
+
+def on_meta(tensor: Tensor) -> Tensor:
+    """A tensor of the same kind on the meta device."""
+    empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
