@@ -1,4 +1,4 @@
-"""An alignment of 10 clients with the default options against the `paper` preset's: time, and the fidelity both reach."""
+"""An alignment of 10 clients with the default options against the `paper` preset's: time, and the fidelity of both."""
 
 import time
 from dataclasses import replace
@@ -31,7 +31,8 @@ def measure(alignment: AlignmentConfig, warm: int = 2) -> tuple[float, float, fl
     seconds = time.perf_counter() - start
     after = federation.engine.fidelity()
     federation.engine.close()
-    assert before and after
+    assert before is not None
+    assert after is not None
     return seconds, before.cosine, after.cosine
 
 

@@ -1,7 +1,7 @@
 """A round of each algorithm against a bare PyTorch loop that does the same tensor work.
 
-The bare loop has no roles, messages, ledger, replicas or generators: modules, optimizers and two loops. Both sides use one
-worker and one torch thread, the same modules and the same batches; evaluation is on neither side.
+The bare loop has no roles, messages, ledger, replicas or generators: modules, optimizers and two loops. Both sides use
+one worker and one torch thread, the same modules and the same batches; evaluation is on neither side.
 """
 
 import copy
@@ -165,7 +165,7 @@ def main(repeats: int = 5) -> None:
             federation, bare = Federation(setup, LocalEngine(setup)), Bare(setup)
             cohort = list(range(4))
             rounds = iter(range(1, 1000))  # round 0 would align
-            ratio = compare(lambda: federation.play_round(next(rounds), cohort), bare.play, repeats)  # noqa: B023
+            ratio = compare(lambda: federation.play_round(next(rounds), cohort), bare.play, repeats)
             CONSOLE.print(f"  {model:<10} {algorithm:<12} {ratio}")
             federation.engine.close()
 
@@ -182,9 +182,9 @@ def two_workers(repeats: int = 5) -> None:
         rounds = [iter(range(1, 1000)) for _ in federations]
 
         def play(side: int) -> None:
-            federations[side].play_round(next(rounds[side]), list(range(4)))  # noqa: B023
+            federations[side].play_round(next(rounds[side]), list(range(4)))
 
-        ratio = compare(lambda: play(0), lambda: play(1), repeats)  # noqa: B023
+        ratio = compare(lambda: play(0), lambda: play(1), repeats)
         CONSOLE.print(f"  resnet18   {algorithm:<12} {ratio}")
         for federation in federations:
             federation.engine.close()

@@ -51,12 +51,10 @@ def test_help():
 
 def test_run_as_the_docs_say(tmp_path):
     out = tmp_path / "run"
-    done = command(
-        *"run --algorithm fsl-sage --model.name small-cnn --data.name cifar10-mini --data.partition dirichlet".split(),
-        *"--data.alpha 0.5 --clients 4 --rounds 3 --batch-size 32 --local-epochs 1 --upload-every 5".split(),
-        *"--align-every 10 --align-until 50 --seed 1 --threads 1 --workers 2 --out".split(), out,
-        *"--data.train-images 200 --data.test-images 100".split(),
-    )  # fmt: skip
+    options = """run --algorithm fsl-sage --model.name small-cnn --data.name cifar10-mini --data.partition dirichlet
+        --data.alpha 0.5 --clients 4 --rounds 3 --batch-size 32 --local-epochs 1 --upload-every 5 --align-every 10
+        --align-until 50 --seed 1 --threads 1 --workers 2 --data.train-images 200 --data.test-images 100 --out"""
+    done = command(*options.split(), out)
     assert done.returncode == 0, done.stderr
     assert "best accuracy" in done.stdout
     assert str(out / "accuracy.png") in done.stdout.replace("\n", "")

@@ -75,7 +75,7 @@ def test_a_bad_preset_is_refused_with_its_name(tmp_path, toml, message):
 
 def test_presets_by_name_and_file(tmp_path):
     assert load_preset("paper").batch_size == 256
-    with pytest.raises(InputError, match="no preset 'papr'; there are: .*paper"):
+    with pytest.raises(InputError, match=r"no preset 'papr'; there are: .*paper"):
         load_preset("papr")
     with pytest.raises(InputError, match="There is no file"):
         load_preset(tmp_path / "none.toml")

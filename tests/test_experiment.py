@@ -11,6 +11,7 @@ from fsl_sage.errors import InputError, TrainingError
 from fsl_sage.experiment import cost, draw_cohort, resume, run
 from fsl_sage.records.files import load_tensors
 from fsl_sage.records.run_directory import RunDirectory
+from fsl_sage.roles.s_server import by_client
 from fsl_sage.wire.ledger import BEFORE, NOT_IN_PAPER
 
 ALGORITHMS = ["fsl-sage", "cse-fsl", "splitfed-ms", "splitfed-ss", "fedavg"]
@@ -325,24 +326,27 @@ def test_orders_differ(tiny):
     assert len(losses) == 2
 
 
+def aligned_auxiliaries(directory):
+    """By client, from the kept checkpoint."""
+    prefix = "engine/server/aligned/"
+    tensors, _ = load_tensors(directory / "checkpoint.safetensors")
+    kept = {path.removeprefix(prefix): tensor for path, tensor in tensors.items() if path.startswith(prefix)}
+    return list(by_client(kept).values())
+
+
 def test_pooled_alignment_from_the_servers_blocks(tiny):
     """One auxiliary for all clients, and a copy of the server's own blocks where names and shapes agree."""
     config = tiny(alignment={"scope": "pooled", "start": "server", "batch_size": 24}, keep_checkpoint=True)
     result = run(config)
     assert all(line["aligned"] for line in result.metrics)
-    tensors, _ = load_tensors(result.directory / "checkpoint.safetensors")
-    aligned = [{p.split("/", 4)[-1]: x for p, x in tensors.items() if p.startswith(f"engine/server/aligned/{c}/")}
-               for c in range(3)]  # fmt: skip
-    assert aligned[0]
+    aligned = aligned_auxiliaries(result.directory)
+    assert len(aligned) == 3
     assert all(torch.equal(x, other[name]) for other in aligned[1:] for name, x in aligned[0].items())
 
 
 def test_each_client_gets_its_own_auxiliary(tiny):
     config = tiny(alignment={"scope": "client", "start": "previous"}, keep_checkpoint=True)
-    tensors, _ = load_tensors(run(config).directory / "checkpoint.safetensors")
-    one, other = (
-        {p.split("/", 4)[-1]: x for p, x in tensors.items() if p.startswith(f"engine/server/aligned/{c}/")} for c in (0, 1)
-    )
+    one, other, _ = aligned_auxiliaries(run(config).directory)
     assert any(not torch.equal(x, other[name]) for name, x in one.items())
 
 

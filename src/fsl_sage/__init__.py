@@ -1,8 +1,8 @@
 """FSL-SAGE: federated split learning, exact, accounted and resumable.
 
-    from fsl_sage import Config, run
-    result = run(Config(algorithm="fsl-sage", rounds=5))
-    print(result.best_accuracy, result.directory)
+>>> from fsl_sage import Config, run
+>>> result = run(Config(algorithm="fsl-sage", rounds=5))
+>>> print(result.best_accuracy, result.directory)
 """
 
 from fsl_sage.algorithms import ALGORITHMS, Algorithm
@@ -16,10 +16,13 @@ from fsl_sage.config import (
 )
 from fsl_sage.errors import InputError, TrainingError
 from fsl_sage.experiment import Result, cost, resume, run
+from fsl_sage.models import MODELS
+from fsl_sage.split import auxiliary, cut_points, split_model
 from fsl_sage.wire.message import CutGradients, Message, Smashed
 
 __all__ = [
     "ALGORITHMS",
+    "MODELS",
     "Algorithm",
     "AlignmentConfig",
     "Config",
@@ -32,8 +35,11 @@ __all__ = [
     "Result",
     "Smashed",
     "TrainingError",
+    "auxiliary",
     "cost",
+    "cut_points",
     "load_preset",
     "resume",
     "run",
+    "split_model",
 ]

@@ -43,11 +43,11 @@ class ModelConfig:
     """The model, where it is cut, and the auxiliary."""
 
     name: str = "resnet18"
-    """resnet18 or small-cnn."""
+    """resnet18, small-cnn, hf:ARCHITECTURE or hf:PATH (transformers), or MODULE:FACTORY, your own."""
     cut: str | None = None
     """The last module at the client; the model's usual cut if not given."""
     auxiliary: str = "blocks:1"
-    """The auxiliary, made from the server part: blocks:N, linear, half, full."""
+    """The auxiliary, made from the server part: blocks:N, linear, half, full, or a share of its bytes such as 5%."""
     batch_norm: Literal["average", "local", "group"] = "average"
     """BatchNorm statistics: averaged with the weights, kept local at each client, or GroupNorm in its place."""
 

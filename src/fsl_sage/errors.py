@@ -9,7 +9,7 @@ class TrainingError(RuntimeError):
     """A training that started and failed, by a NaN loss for instance. The command line exits with 1."""
 
 
-class MissingExtra(InputError):
+class MissingExtra(InputError):  # noqa: N818
     """A part of the package that needs an extra which is not installed."""
 
     def __init__(self, what: str, extra: str) -> None:

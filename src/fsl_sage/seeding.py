@@ -11,7 +11,7 @@ import torch
 
 
 def derive(seed: int, purpose: str, client: int = -1, round: int = -1, step: int = -1) -> int:
-    """A 63-bit seed for one purpose ("order", "augment", "cohort", …); -1 stands for "not by client", "not by round"…"""
+    """A 63-bit seed for one purpose ("order", "augment", "cohort", …); -1 stands for "not by client" and so on."""
     key = f"{seed}/{purpose}/{client}/{round}/{step}".encode()
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 1
 

@@ -54,7 +54,9 @@ def test_alignment_lowers_the_loss_and_changes_the_auxiliary_alone(passes):
     buffers = copy.deepcopy(dict(auxiliary.named_buffers()))
     modes = [module.training for module in server.modules()]
     random_state = torch.get_rng_state()
-    losses = align(auxiliary, server, [upload(32), upload(32, 1)], passes, AlignmentConfig(steps=200, lr=1e-2), stream())
+    losses = align(
+        auxiliary, server, [upload(32), upload(32, 1)], passes, AlignmentConfig(steps=200, lr=1e-2), stream()
+    )
     assert losses[-1] < 0.2 * losses[0]
     assert all(torch.equal(tensor, before[name]) for name, tensor in server.state_dict().items())
     assert all(parameter.grad is None for parameter in [*server.parameters(), *auxiliary.parameters()])

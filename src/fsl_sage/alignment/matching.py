@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from fsl_sage.alignment.attention import MATH_ATTENTION
 from fsl_sage.alignment.dataset import Upload, batches
 from fsl_sage.alignment.passes import Passes, Smash
 from fsl_sage.config import AlignmentConfig
@@ -24,7 +25,18 @@ def align(
     generator: torch.Generator,
 ) -> list[float]:
     """Train `auxiliary` in place; `server` only computes targets and stays as it is. Returns the loss of each step."""
-    data = batches(uploads, config.batch_size)
+    with MATH_ATTENTION:
+        return _align(auxiliary, server, batches(uploads, config.batch_size), passes, config, generator)
+
+
+def _align(
+    auxiliary: nn.Module,
+    server: nn.Module,
+    data: Sequence[Upload],
+    passes: Passes,
+    config: AlignmentConfig,
+    generator: torch.Generator,
+) -> list[float]:
     # BatchNorm ties the samples of a batch together: server and auxiliary see the very same batches.
     targets = [_per_sample(passes.cut_gradient(server, *batch)[0], batch, passes) for batch in data]
     scale = sum(_square(target) for target in targets) / sum(len(batch) for batch in data)

@@ -9,8 +9,9 @@ from fsl_sage.config import Config
 from fsl_sage.data import Images
 from fsl_sage.engines.flower.agreement import Agreement, write_agreement
 from fsl_sage.engines.flower.site_data import load_server_data
-from fsl_sage.engines.setup import check_model, divide
+from fsl_sage.engines.setup import divide
 from fsl_sage.errors import InputError
+from fsl_sage.models import check_model_name
 
 PACKAGE = "fsl_sage_app"
 
@@ -88,7 +89,7 @@ def write_app(directory: Path, config: Config, agreement: Agreement) -> None:
 
 def agree(config: Config, examples: tuple[int, ...] | None) -> tuple[Agreement, list[Images]]:
     """The agreement on a data set, and the clients' shares of it; with `examples` the images are at the sites."""
-    check_model(config)
+    check_model_name(config.model.name)
     data = load_server_data(config)
     shares = [] if examples else [data.train.subset(indices) for indices in divide(config, data.train.y)]
     counts = examples or tuple(len(share) for share in shares)

@@ -10,13 +10,13 @@ from fsl_sage.config import Config, DataConfig
 from fsl_sage.data import KNOWN_SIZES, ImageData, Images, Sizes, client_sizes, load_images, partition
 from fsl_sage.engines.base import Setup
 from fsl_sage.errors import InputError
-from fsl_sage.models import DEFAULT_CUT, MODELS, replace_batch_norm, statistics_names
+from fsl_sage.models import DEFAULT_CUT, check_model_name, make_model, replace_batch_norm, statistics_names
 from fsl_sage.roles.client import local_batch_sizes
 from fsl_sage.roles.f_server import client_weights
 from fsl_sage.roles.replica import Slots
 from fsl_sage.roles.work import Settings, draws_in_forward
 from fsl_sage.seeding import derive, numpy_generator
-from fsl_sage.split import auxiliary, split_model
+from fsl_sage.split import Analysis, auxiliary, split_model
 from fsl_sage.tasks import Classification
 
 META = torch.device("meta")
@@ -25,7 +25,7 @@ META = torch.device("meta")
 def make_setup(config: Config) -> Setup:
     """Everything with its data and numbers."""
     algorithm = make_algorithm(config)
-    check_model(config)
+    check_model_name(config.model.name)
     device = pick_device(config.device)
     data = _load(config)
     examples = divide(config, data.train.y)
@@ -35,7 +35,7 @@ def make_setup(config: Config) -> Setup:
 
 def make_dry_setup(config: Config) -> Setup:
     """Shapes only; reads the data only where their sizes are not known."""
-    check_model(config)
+    check_model_name(config.model.name)
     sizes = known_sizes(config.data) or _load(config).sizes
     return dry_setup(config, sizes, client_sizes(sizes.train, config.clients))
 
@@ -113,19 +113,13 @@ def divide(config: Config, labels: Tensor) -> list[Tensor]:
     return [torch.as_tensor(indices, dtype=torch.int64) for indices in shares]
 
 
-def check_model(config: Config) -> None:
-    """Refuse unknown names before anything slow."""
-    if config.model.name not in MODELS:
-        raise InputError(f"--model.name {config.model.name} is not known: give one of {', '.join(MODELS)}.")
-
-
 def build_model(config: Config, sizes: Sizes, device: torch.device) -> nn.Module:
     """The unsplit model with its initial weights."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(config.seed, "model"))
         # Drawn on the CPU whatever the device, so that every device starts from the same weights.
         with torch.device(META if device == META else "cpu"):
-            model = MODELS[config.model.name](sizes.classes, sizes.image[0])
+            model = make_model(config.model.name, sizes.classes, sizes.image)
             if config.model.batch_norm == "group":
                 replace_batch_norm(model)
     return model
@@ -134,14 +128,21 @@ def build_model(config: Config, sizes: Sizes, device: torch.device) -> nn.Module
 def build_parts(config: Config, sizes: Sizes, device: torch.device) -> dict[str, nn.Module]:
     """The model, cut in two, and the auxiliary."""
     model = build_model(config, sizes, device)
-    cut = config.model.cut or DEFAULT_CUT[config.model.name]
     example = torch.zeros(2, *sizes.image, device=META if device == META else "cpu")
-    split = split_model(model, cut, example)
+    split = split_model(model, _cut(config, model, example), example)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(config.seed, "auxiliary"))
         estimator = auxiliary(split, config.model.auxiliary, aligned=device != META)
     parts = {"client": split.client, "server": split.server, "auxiliary": estimator}
     return {part: module.to(device) for part, module in parts.items()}
+
+
+def _cut(config: Config, model: nn.Module, example: Tensor) -> str:
+    cut = config.model.cut or DEFAULT_CUT.get(config.model.name)
+    if cut is None:
+        names = ", ".join(Analysis(model, example).cut_names)
+        raise InputError(f"{config.model.name} has no usual cut: give --model.cut, one of {names}.")
+    return cut
 
 
 def _stays_local(config: Config, modules: dict[str, nn.Module]) -> dict[str, frozenset[str]]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,21 +41,20 @@ class Classification(Task):
         chosen = slice(index * TEST_BATCH, (index + 1) * TEST_BATCH)
         return self._batch(self.data.test.x[chosen], self.data.test.y[chosen])
 
-    def loss(self, output: Tensor, target: Mapping[str, Tensor]) -> Tensor:
+    def loss(self, output: Any, target: Mapping[str, Tensor]) -> Tensor:
         """Mean cross entropy, in float32 whatever the precision of the model."""
-        return F.cross_entropy(output if output.dtype == torch.float64 else output.float(), target["labels"])
+        return F.cross_entropy(_logits(output), target["labels"])
 
     def terms(self, target: Mapping[str, Tensor]) -> int:
         """One term a sample."""
         return len(target["labels"])
 
-    def score(self, output: Tensor, target: Mapping[str, Tensor]) -> dict[str, float]:
+    def score(self, output: Any, target: Mapping[str, Tensor]) -> dict[str, float]:
         """Summed loss, number correct, number of images."""
-        labels = target["labels"]
-        loss = F.cross_entropy(output.float(), labels, reduction="sum")
+        labels, logits = target["labels"], _logits(output)
         return {
-            "loss": loss.item(),
-            "correct": float((output.argmax(1) == labels).sum().item()),
+            "loss": F.cross_entropy(logits, labels, reduction="sum").item(),
+            "correct": float((logits.argmax(1) == labels).sum().item()),
             "count": float(len(labels)),
         }
 
@@ -65,6 +65,12 @@ class Classification(Task):
     def _batch(self, x: Tensor, y: Tensor) -> Batch:
         x = normalise(x.to(self.device), self.data.mean, self.data.std)
         return Batch(x, {"labels": y.to(self.device)})
+
+
+def _logits(output: Any) -> Tensor:
+    """A model's output [B, classes], which Hugging Face models return with other things."""
+    logits: Tensor = getattr(output, "logits", output)
+    return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def _fits(data: ImageData, device: torch.device) -> bool:

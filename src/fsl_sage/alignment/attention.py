@@ -1,0 +1,34 @@
+"""Attention that can be differentiated twice, as alignment needs.
+
+The fused attention kernels have no double backward. Which kernel is used is a switch of the whole process, and several
+alignments may run in threads side by side: the first one in sets the switch, the last one out puts it back.
+"""
+
+from threading import Lock
+from types import TracebackType
+
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+
+class _MathAttention:
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._inside = 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._inside == 0:
+                self._switch = sdpa_kernel(SDPBackend.MATH)
+                self._switch.__enter__()
+            self._inside += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                self._switch.__exit__(None, None, None)
+
+
+MATH_ATTENTION = _MathAttention()

@@ -1,0 +1,92 @@
+"""From a model's name to the model: a built-in one, a Hugging Face architecture, or anyone's own factory."""
+
+import importlib
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fsl_sage.errors import InputError, MissingExtra
+from fsl_sage.models.resnet import ResNet18
+from fsl_sage.models.small_cnn import SmallCNN
+
+MODELS: dict[str, Callable[[int, int], nn.Module]] = {"resnet18": ResNet18, "small-cnn": SmallCNN}
+"""Each takes the number of classes and of image channels."""
+
+DEFAULT_CUT = {"resnet18": "layer2", "small-cnn": "block1"}
+"""The last module of the client's part."""
+
+
+def accepted() -> str:
+    """The names that `make_model` takes."""
+    return f"{', '.join(MODELS)}, hf:ARCHITECTURE, hf:PATH or MODULE:FACTORY"
+
+
+def check_model_name(name: str) -> None:
+    """Refuse what cannot be a model's name, before anything slow."""
+    if name not in MODELS and ":" not in name:
+        raise InputError(f"--model.name {name} is not known: give one of {accepted()}.")
+
+
+def make_model(name: str, classes: int, image: tuple[int, int, int]) -> nn.Module:
+    """The unsplit model with fresh weights (those of the directory for an hf:PATH that has some).
+
+    A factory is called with `classes` and `channels`, as far as it has parameters of these names.
+    """
+    check_model_name(name)
+    if name in MODELS:
+        return MODELS[name](classes, image[0])
+    if name.startswith("hf:"):
+        return _hugging_face(name.removeprefix("hf:"), classes, image)
+    return _own(name, {"classes": classes, "channels": image[0]})
+
+
+def _own(name: str, offered: dict[str, int]) -> nn.Module:
+    module_name, _, attribute = name.partition(":")
+    try:
+        factory = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InputError(f"--model.name {name} cannot be imported: {error}.") from None
+    wanted = inspect.signature(factory).parameters
+    model = factory(**{key: value for key, value in offered.items() if key in wanted})
+    if not isinstance(model, nn.Module):
+        raise InputError(f"--model.name {name} gave a {type(model).__name__}; it must give a torch.nn.Module.")
+    return model
+
+
+def _hugging_face(what: str, classes: int, image: tuple[int, int, int]) -> nn.Module:
+    try:
+        from transformers import AutoConfig, AutoModelForImageClassification
+    except ImportError:
+        raise MissingExtra(f"--model.name hf:{what}", "llm") from None
+    path = Path(what)
+    try:
+        config = (
+            AutoConfig.from_pretrained(path, local_files_only=True) if path.exists() else AutoConfig.for_model(what)
+        )
+    except (ValueError, OSError) as error:
+        reason = str(error).split("\n")[0].split(". Should")[0][:200]
+        raise InputError(f"--model.name hf:{what} is neither an architecture nor a directory: {reason}") from None
+    _fit(config, classes, image)
+    try:
+        if path.is_dir() and any(path.glob("*.safetensors")):
+            kept = {"local_files_only": True, "ignore_mismatched_sizes": True}
+            model = AutoModelForImageClassification.from_pretrained(path, config=config, **kept)
+        else:
+            model = AutoModelForImageClassification.from_config(config)  # type: ignore[no-untyped-call]
+    except ValueError as error:
+        reason = str(error).split("\n")[0].split(".")[0]
+        raise InputError(f"--model.name hf:{what} has no form for image classification: {reason}.") from None
+    assert isinstance(model, nn.Module)
+    return model
+
+
+def _fit(config: Any, classes: int, image: tuple[int, int, int]) -> None:
+    """Set what follows from the data."""
+    config.num_labels = classes
+    if hasattr(config, "num_channels"):
+        config.num_channels = image[0]
+    if hasattr(config, "image_size"):
+        config.image_size = image[1]
