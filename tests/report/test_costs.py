@@ -18,7 +18,7 @@ from fsl_sage.wire.ledger import GIB
     "changes",
     [
         {"rounds": 4, "align_every": 2, "warm_start": True},
-        {"rounds": 4, "cohort": 0.67, "align_every": 2},
+        {"algorithm": "cse-fsl", "clients": 4, "rounds": 3, "cohort": 0.5},
         {"algorithm": "lazy-fsl-sage", "rounds": 3, "align_until": 1},
         {"algorithm": "cse-fsl", "rounds": 3, "budget_gib": 0.0015},
         {"algorithm": "splitfed-ss", "rounds": 2},
