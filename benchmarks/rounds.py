@@ -156,38 +156,42 @@ def adam(module: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.Adam(module.parameters(), lr=1e-3, weight_decay=1e-4, fused=True)
 
 
+class Ours:
+    """Rounds of a federation, from round 1 on: round 0 would align."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.federation = Federation(setup, LocalEngine(setup))
+        self.t = 1
+
+    def play(self) -> None:
+        self.federation.play_round(self.t, list(range(4)))
+        self.t += 1
+
+    def close(self) -> None:
+        self.federation.engine.close()
+
+
 def main(repeats: int = 5) -> None:
+    """A round of each algorithm against the bare loop."""
     torch.set_num_threads(1)
     CONSOLE.print("\n[bold]A round against a bare PyTorch loop[/] (time over time; at most 1.10 for resnet18)")
     for model in ("resnet18", "small-cnn"):
         for algorithm in ALGORITHMS:
             setup = make_setup(config_for(algorithm, model))
-            federation, bare = Federation(setup, LocalEngine(setup)), Bare(setup)
-            cohort = list(range(4))
-            rounds = iter(range(1, 1000))  # round 0 would align
-            ratio = compare(lambda: federation.play_round(next(rounds), cohort), bare.play, repeats)
-            CONSOLE.print(f"  {model:<10} {algorithm:<12} {ratio}")
-            federation.engine.close()
+            ours, bare = Ours(setup), Bare(setup)
+            CONSOLE.print(f"  {model:<10} {algorithm:<12} {compare(ours.play, bare.play, repeats)}")
+            ours.close()
 
 
 def two_workers(repeats: int = 5) -> None:
     """Two workers over one, for algorithms whose clients don't wait."""
     CONSOLE.print("\n[bold]One worker over two[/] (time over time; at least 1.7 on two cores; the bits are the same)")
     for algorithm in ("fsl-sage", "cse-fsl", "fedavg"):
-        federations = []
-        for workers in (1, 2):
-            config = replace(config_for(algorithm, "resnet18"), workers=workers)
-            setup = make_setup(config)
-            federations.append(Federation(setup, LocalEngine(setup)))
-        rounds = [iter(range(1, 1000)) for _ in federations]
-
-        def play(side: int) -> None:
-            federations[side].play_round(next(rounds[side]), list(range(4)))
-
-        ratio = compare(lambda: play(0), lambda: play(1), repeats)
-        CONSOLE.print(f"  resnet18   {algorithm:<12} {ratio}")
-        for federation in federations:
-            federation.engine.close()
+        config = config_for(algorithm, "resnet18")
+        one, two = (Ours(make_setup(replace(config, workers=workers))) for workers in (1, 2))
+        CONSOLE.print(f"  resnet18   {algorithm:<12} {compare(one.play, two.play, repeats)}")
+        one.close()
+        two.close()
 
 
 if __name__ == "__main__":

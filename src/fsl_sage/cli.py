@@ -11,12 +11,13 @@ from typing import Annotated, Any, Literal, TypeVar
 import tyro
 from rich.console import Console
 
-from fsl_sage.config import Config, load_preset, preset_names
+from fsl_sage.config import Config, load_preset, option, preset_names
 from fsl_sage.data import fetch
 from fsl_sage.errors import InputError, MissingExtra, TrainingError
 from fsl_sage.experiment import Result, cost, resume, run
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.report.compare import costs_of_runs, prepare, raise_failures, run_grid, side_by_side
+from fsl_sage.report.cuts import Limits, as_json, cuts_figure, parse_amount, print_cuts, rows
 from fsl_sage.report.grid import Grid, load_grid, parse_vary, plan_runs
 from fsl_sage.report.progress import Progress, print_costs_of_grid, print_report
 from fsl_sage.report.terminal import Display, print_costs, print_summary
@@ -49,6 +50,27 @@ class CostArguments:
     """A preset of the package that the options override."""
     json: bool = False
     """Print one JSON object keyed by algorithm."""
+    config: Annotated[Config, Flat] = field(default_factory=Config)
+
+
+@dataclass(frozen=True)
+class CutsArguments:
+    """Where to cut the model: every cut with its sizes, bytes, FLOPs and memory, and a recommendation."""
+
+    file: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[PRESET.toml]")] = None
+    """A TOML file with defaults that the options override."""
+    preset: str | None = None
+    """A preset of the package that the options override."""
+    client_memory: str | None = None
+    """The memory that a client has for training, such as 500MB or 2GiB."""
+    uplink: str | None = None
+    """The bytes that a client may send in a round, such as 20MB."""
+    client_flops: str | None = None
+    """The floating-point operations that a client can spend on a step, such as 8e9 or 8G."""
+    figure: Path | None = None
+    """Also draw the table, into this PNG file."""
+    json: bool = False
+    """Print one JSON object."""
     config: Annotated[Config, Flat] = field(default_factory=Config)
 
 
@@ -161,6 +183,23 @@ def cost_command(args: Sequence[str]) -> None:
         print_costs(OUT, costs, arguments.config)
 
 
+def cuts_command(args: Sequence[str]) -> None:
+    """Show where a model can be cut, what each cut costs, and which to take."""
+    arguments = _parse(CutsArguments, "cuts", args)
+    given = {
+        name: parse_amount(text, option(name))
+        for name in ("client_memory", "uplink", "client_flops")
+        if (text := getattr(arguments, name)) is not None
+    }
+    limits, table = Limits(**given), rows(arguments.config)
+    if arguments.json:
+        print(json.dumps(as_json(table, limits, arguments.config.algorithm), indent=2))
+    else:
+        print_cuts(OUT, arguments.config, table, limits)
+    if arguments.figure is not None:
+        cuts_figure(arguments.figure, arguments.config, table)
+
+
 def compare_command(args: Sequence[str]) -> None:
     """Run a grid of algorithms, seeds and settings, and write a report; resumable."""
     arguments, grid = _parse_comparison(args)
@@ -224,12 +263,13 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "compare": compare_command,
     "report": report_command,
     "cost": cost_command,
+    "cuts": cuts_command,
     "data": data_command,
     "deploy": deploy_command,
 }
 
 
-Arguments = TypeVar("Arguments", RunArguments, CostArguments, InitArguments)
+Arguments = TypeVar("Arguments", RunArguments, CostArguments, CutsArguments, InitArguments)
 
 
 def _parse(kind: type[Arguments], command: str, args: Sequence[str]) -> Arguments:

@@ -1,6 +1,8 @@
 """From a configuration to what an engine starts from: data and partition, model and parts, settings."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +12,7 @@ from fsl_sage.config import Config, DataConfig
 from fsl_sage.data import KNOWN_SIZES, ImageData, Images, Sizes, client_sizes, load_images, partition
 from fsl_sage.engines.base import Setup
 from fsl_sage.errors import InputError
-from fsl_sage.models import DEFAULT_CUT, check_model_name, make_model, replace_batch_norm, statistics_names
+from fsl_sage.models import DEFAULT_CUT, MODELS, check_model_name, make_model, replace_batch_norm, statistics_names
 from fsl_sage.roles.client import local_batch_sizes
 from fsl_sage.roles.f_server import client_weights
 from fsl_sage.roles.replica import Slots
@@ -36,7 +38,7 @@ def make_setup(config: Config) -> Setup:
 def make_dry_setup(config: Config) -> Setup:
     """Shapes only; reads the data only where their sizes are not known."""
     check_model_name(config.model.name)
-    sizes = known_sizes(config.data) or _load(config).sizes
+    sizes = data_sizes(config)
     return dry_setup(config, sizes, client_sizes(sizes.train, config.clients))
 
 
@@ -44,7 +46,13 @@ def dry_setup(config: Config, sizes: Sizes, counts: Sequence[int]) -> Setup:
     """Shapes only, for clients with so many examples each."""
     examples = [torch.empty(count, device=META) for count in counts]
     task = Classification(_shapes(sizes), META, augment=False)
-    return assemble(config, make_algorithm(config), task, build_parts(config, sizes, META), examples)
+    modules = _shape_parts(replace(Config(), model=config.model), sizes, MODELS.get(config.model.name))
+    return assemble(config, make_algorithm(config), task, modules, examples)
+
+
+@lru_cache(maxsize=16)  # the same for all algorithms and data that `cost` or a grid asks for
+def _shape_parts(config: Config, sizes: Sizes, factory: object) -> dict[str, nn.Module]:
+    return build_parts(config, sizes, META)
 
 
 def assemble(
@@ -74,6 +82,11 @@ def _load(config: Config) -> ImageData:
         test_images=data.test_images,
         seed=config.seed,
     )
+
+
+def data_sizes(config: Config) -> Sizes:
+    """The sizes of the configured data; reads it only where they are not known."""
+    return known_sizes(config.data) or _load(config).sizes
 
 
 def known_sizes(data: DataConfig) -> Sizes | None:

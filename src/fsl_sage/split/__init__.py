@@ -2,7 +2,7 @@
 
 from fsl_sage.split.analysis import Analysis
 from fsl_sage.split.auxiliary import auxiliary, twice_differentiable_attention
-from fsl_sage.split.cuts import CutPoint, cut_points
+from fsl_sage.split.cuts import CutPoint, cut_points, cut_points_of
 from fsl_sage.split.plan import BoundaryTensor, SplitError, SplitPlan
 from fsl_sage.split.sides import Boundary, Part, Split
 from fsl_sage.split.splitting import build_side, side_tensors, split_by_analysis, split_model
@@ -19,6 +19,7 @@ __all__ = [
     "auxiliary",
     "build_side",
     "cut_points",
+    "cut_points_of",
     "side_tensors",
     "split_by_analysis",
     "split_model",

@@ -50,7 +50,11 @@ def cut_points(
     The model may be on the meta device. It is run, without gradients, on the example; the training step that FLOPs and
     memory are measured on is not computed.
     """
-    analysis = Analysis(model, example, private)
+    return cut_points_of(Analysis(model, example, private))
+
+
+def cut_points_of(analysis: Analysis) -> list[CutPoint]:
+    """The same for a model that has been analysed."""
     step = training_step(analysis)
     return [_cut_point(analysis, step, name) for name in analysis.cut_names]
 

@@ -1,0 +1,276 @@
+"""Where to cut a model: every cut with what it costs, what fits given limits, and a recommendation."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from fsl_sage.config import Config
+from fsl_sage.engines.setup import META, build_model, data_sizes
+from fsl_sage.errors import InputError
+from fsl_sage.experiment import cost
+from fsl_sage.models import DEFAULT_CUT
+from fsl_sage.records.figures import COLOURS
+from fsl_sage.records.files import write_bytes
+from fsl_sage.split import CutPoint, SplitError, auxiliary, cut_points_of, split_by_analysis
+from fsl_sage.split.analysis import Analysis
+from fsl_sage.wire.message import ACTIVATIONS, AUXILIARY, CLIENT_MODEL, CUT_GRADIENTS, FULL_MODEL, nbytes
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a client can afford; None is no limit."""
+
+    client_memory: float | None = None
+    """Bytes of memory for a training step."""
+    uplink: float | None = None
+    """Bytes that a client may send in a round."""
+    client_flops: float | None = None
+    """Floating-point operations of a training step."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A cut with the bytes that a round costs there, by algorithm (None where there is no such auxiliary)."""
+
+    point: CutPoint
+    round_bytes: dict[str, int | None]
+    sent: int | None
+    """Bytes that one client sends in a round of the configured algorithm."""
+
+    def obstacles(self, limits: Limits) -> list[str]:
+        """Which limits this cut breaks."""
+        wanted = {
+            "memory": (self.point.client_memory, limits.client_memory),
+            "uplink": (self.sent, limits.uplink),
+            "FLOPs": (self.point.client_flops, limits.client_flops),
+        }
+        return [name for name, (need, limit) in wanted.items() if limit is not None and (need is None or need > limit)]
+
+
+def rows(config: Config) -> list[Row]:
+    """Every cut of the configured model, computed on the meta device: no weight is ever allocated."""
+    sizes = data_sizes(config)
+    model = build_model(config, sizes, META)
+    analysis = Analysis(model, torch.zeros(config.batch_size, *sizes.image, device=META))
+    points = cut_points_of(analysis)
+    at = config.model.cut or DEFAULT_CUT.get(config.model.name) or points[len(points) // 2].name
+    reference = {point.name: point for point in points}.get(at)
+    if reference is None:
+        raise InputError(f"--model.cut {at} is not a cut of {config.model.name}: give one of {_names(points)}.")
+    config = replace(config, model=replace(config.model, cut=at))
+    costs = cost(config)
+    auxiliaries = {point.name: _auxiliary_bytes(analysis, point.name, config.model.auxiliary) for point in points}
+    width = next(model.parameters()).element_size()
+    travels = {point.name: _travels(point, width) for point in points}
+    return [_row(config, costs, point, reference, auxiliaries, travels) for point in points]
+
+
+def _travels(point: CutPoint, width: int) -> int:
+    """Bytes of the client part that are averaged: all but its frozen parameters."""
+    return point.client_bytes - (point.client_parameters * width - point.client_trainable_bytes)
+
+
+def _names(points: Sequence[CutPoint]) -> str:
+    return ", ".join(point.name for point in points)
+
+
+def _auxiliary_bytes(analysis: Analysis, cut: str, spec: str) -> int | None:
+    try:
+        made: nn.Module = auxiliary(split_by_analysis(analysis, cut, "untie"), spec, aligned=False)
+    except SplitError:
+        return None
+    return nbytes(made.state_dict())
+
+
+def _row(
+    config: Config,
+    costs: dict[str, dict[str, Any]],
+    point: CutPoint,
+    reference: CutPoint,
+    auxiliaries: dict[str, int | None],
+    travels: dict[str, int],
+) -> Row:
+    """A round's bytes of each kind are proportional to the size of what travels, so one cut's ledger gives them all."""
+    here, there = auxiliaries[point.name], auxiliaries[reference.name]
+    scales: dict[str, tuple[int, int] | None] = {
+        CLIENT_MODEL: (travels[point.name], travels[reference.name]),
+        FULL_MODEL: (1, 1),
+        AUXILIARY: (here, there) if here and there else None,
+        ACTIVATIONS: (point.activation_bytes, reference.activation_bytes),
+        CUT_GRADIENTS: (point.activation_bytes, reference.activation_bytes),
+    }
+
+    def scaled(by_kind: dict[str, dict[str, int]], ways: Sequence[str]) -> int | None:
+        total = 0
+        for kind, table in by_kind.items():
+            scale = scales.get(kind, (1, 1))
+            if scale is None:
+                return None
+            total += sum(table[way] for way in ways) * scale[0] // scale[1]
+        return total
+
+    both = ("up", "down")
+    by_algorithm = {name: scaled(row["by_kind"], both) for name, row in costs.items() if name != "lazy-fsl-sage"}
+    if here is None:
+        by_algorithm["fsl-sage"] = None
+    sent = scaled(costs[config.algorithm]["by_kind"], ("up",))
+    cohort = max(1, round(config.cohort * config.clients))
+    return Row(point, by_algorithm, None if sent is None else sent // cohort)
+
+
+def recommend(table: Sequence[Row], limits: Limits, algorithm: str) -> str:
+    """The cut to take, and why, in a sentence or two."""
+    name = "fsl-sage" if algorithm == "lazy-fsl-sage" else algorithm
+    possible = [row for row in table if row.round_bytes[name] is not None]
+    fitting = [row for row in possible if not row.obstacles(limits)]
+    if not fitting:
+        least = min(possible or table, key=lambda row: len(row.obstacles(limits)))
+        broken = " and ".join(least.obstacles(limits)) or "its auxiliary"
+        return f"No cut fits these limits; {least.point.name} comes closest, it only breaks {broken}."
+    best = min(fitting, key=lambda row: (row.round_bytes[name] or 0, row.point.client_flops))
+    out = len(possible) - len(fitting)
+    among = f"Of the {len(fitting)} cuts that fit ({out} do not)" if out else f"Of {len(fitting)} cuts"
+    return (
+        f"Recommended: {best.point.name}. {among} a round of {algorithm} moves the fewest bytes there, "
+        f"{amount(best.round_bytes[name] or 0)}; a client's step needs {amount(best.point.client_memory)} of memory."
+    )
+
+
+def amount(count: float) -> str:
+    """Bytes for people: 3.5 MB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def operations(count: float) -> str:
+    """FLOPs for people: 3.5 G."""
+    for unit in ("", "k", "M", "G", "T"):
+        if count < 1000:
+            return f"{count:.3g} {unit}".strip()
+        count /= 1000
+    return f"{count:.3g} P"
+
+
+def print_cuts(console: Console, config: Config, table: Sequence[Row], limits: Limits) -> None:
+    """What a cut asks of the two sides, what a round moves there, and the recommendation."""
+    console.print(f"Cuts of {config.model.name}, batch {config.batch_size}, {config.clients} clients.", highlight=False)
+    console.print(_sizes_table(table, limits))
+    console.print(
+        "Bytes of a round (labels included; fsl-sage when it does not align; - where there is no such auxiliary):",
+        highlight=False,
+    )
+    console.print(_bytes_table(table, limits))
+    console.print(recommend(table, limits, config.algorithm), highlight=False, soft_wrap=True)
+
+
+def _sizes_table(table: Sequence[Row], limits: Limits) -> Table:
+    columns = (
+        "client\nweights",
+        "client\nbytes",
+        "server\nbytes",
+        "sent a\nsample",
+        "client\nFLOPs",
+        "server\nFLOPs",
+    )
+    shown = _empty_table(*columns, "client\nmemory", "fits")
+    for row in table:
+        point, obstacles = row.point, row.obstacles(limits)
+        shown.add_row(
+            point.name,
+            operations(point.client_parameters),
+            *map(amount, (point.client_bytes, point.server_bytes, point.activation_bytes)),
+            *map(operations, (point.client_flops, point.server_flops)),
+            amount(point.client_memory),
+            f"no: {', '.join(obstacles)}" if obstacles else "yes",
+            style="dim" if obstacles else None,
+        )
+    return shown
+
+
+def _bytes_table(table: Sequence[Row], limits: Limits) -> Table:
+    shown = _empty_table(*table[0].round_bytes)
+    for row in table:
+        cells = ("-" if moved is None else amount(moved) for moved in row.round_bytes.values())
+        shown.add_row(row.point.name, *cells, style="dim" if row.obstacles(limits) else None)
+    return shown
+
+
+def _empty_table(*columns: str) -> Table:
+    shown = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    shown.add_column("cut after", no_wrap=True)
+    for name in columns:
+        shown.add_column(name, justify="right", no_wrap=True)
+    return shown
+
+
+def as_json(table: Sequence[Row], limits: Limits, algorithm: str) -> dict[str, Any]:
+    """The same as plain data."""
+    cuts = [
+        {
+            "name": row.point.name,
+            "client_parameters": row.point.client_parameters,
+            "server_parameters": row.point.server_parameters,
+            "client_bytes": row.point.client_bytes,
+            "server_bytes": row.point.server_bytes,
+            "activation_bytes": row.point.activation_bytes,
+            "client_flops": row.point.client_flops,
+            "server_flops": row.point.server_flops,
+            "client_memory": row.point.client_memory,
+            "round_bytes": row.round_bytes,
+            "obstacles": row.obstacles(limits),
+        }
+        for row in table
+    ]
+    return {"cuts": cuts, "recommendation": recommend(table, limits, algorithm)}
+
+
+def cuts_figure(path: Path, config: Config, table: Sequence[Row]) -> None:
+    """What a cut costs, from the first to the last: memory and FLOPs of the client above, bytes of a round below."""
+    figure = Figure(figsize=(8, 6.5), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True)
+    places = range(len(table))
+    above.bar(places, [row.point.client_memory / 1e6 for row in table], color="#9CB4CC", label="memory")
+    above.set_ylabel("client's memory for a step, MB")
+    flops = above.twinx()
+    flops.plot(places, [row.point.client_flops / 1e9 for row in table], color="#333333", marker="o", markersize=4)
+    flops.set_ylabel("client's FLOPs a step, 10⁹ (line)")
+    for algorithm, colour in COLOURS.items():
+        if algorithm not in table[0].round_bytes:
+            continue
+        values = [row.round_bytes[algorithm] for row in table]
+        moved = [float("nan") if value is None else value / 1e6 for value in values]
+        below.plot(places, moved, color=colour, marker="o", markersize=4, label=algorithm)
+    below.set(ylabel="bytes of a round, MB", yscale="log", xticks=list(places))
+    below.set_xticklabels([row.point.name for row in table], rotation=60, ha="right", fontsize="small")
+    below.grid(alpha=0.3)
+    below.legend(frameon=False, fontsize="small", ncols=3)
+    figure.suptitle(f"Where to cut {config.model.name} (batch {config.batch_size}, {config.clients} clients)")
+    image = BytesIO()
+    figure.savefig(image, format="png", dpi=150)
+    write_bytes(path, image.getvalue())
+
+
+def parse_amount(text: str, option: str) -> float:
+    """'500MB', '2GiB', '1e9' or '80G' as a number."""
+    units = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+    cleaned = text.strip().lower().removesuffix("flops").removesuffix("b").strip()
+    number = cleaned.rstrip("kmgti")
+    try:
+        value = float(number) * units[cleaned[len(number) :]]
+    except (ValueError, KeyError):
+        raise InputError(f"{option} {text} is not possible: give an amount such as 500MB, 2GiB or 8e9.") from None
+    if not value > 0:
+        raise InputError(f"{option} {text} is not possible: give an amount above 0.")
+    return value
