@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from matplotlib.figure import Figure
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from torch import nn
@@ -193,7 +192,7 @@ def _sizes_table(table: Sequence[Row], limits: Limits) -> Table:
             *map(amount, (point.client_bytes, point.server_bytes, point.activation_bytes)),
             *map(operations, (point.client_flops, point.server_flops)),
             amount(point.client_memory),
-            f"no: {', '.join(obstacles)}" if obstacles else "yes",
+            f"not {', '.join(obstacles)}" if obstacles else "yes",
             style="dim" if obstacles else None,
         )
     return shown
@@ -208,7 +207,7 @@ def _bytes_table(table: Sequence[Row], limits: Limits) -> Table:
 
 
 def _empty_table(*columns: str) -> Table:
-    shown = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    shown = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
     shown.add_column("cut after", no_wrap=True)
     for name in columns:
         shown.add_column(name, justify="right", no_wrap=True)
