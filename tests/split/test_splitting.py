@@ -133,6 +133,22 @@ def test_other_inputs_are_sent_along_only_if_they_are_needed_and_not_private() -
         split_model(Masked(), "one", secret, private=["secrets"])
 
 
+def test_an_input_that_the_code_branches_on_before_the_cut_is_sent_along() -> None:
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Linear(6, 6), nn.Linear(6, 3)
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            scale = 2 if mask.all() else 1
+            return self.two(self.one(x)) * scale
+
+    x = torch.randn(4, 6)
+    split = split_model(Branches(), "one", {"x": x, "mask": torch.zeros(4)})
+    for mask in (torch.zeros(4), torch.ones(4)):
+        assert torch.equal(split(x=x, mask=mask), split.merged()(x=x, mask=mask))
+
+
 def test_the_client_is_called_as_the_model_is() -> None:
     example = {"x": torch.randn(4, 6), "mask": torch.ones(4, 6)}
     split = split_model(Masked(), "one", example)
@@ -275,6 +291,18 @@ def test_values_changed_in_place_before_and_after_the_cut(how: str) -> None:
     split_and_compare(Writes(how), "two", torch.randn(4, 6))
 
 
+def test_a_model_that_changes_its_input_in_place() -> None:
+    class Centred(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.sub_(1))
+
+    example = torch.randn(4, 6)
+    before = example.clone()
+    split = split_model(Centred(nn.Linear(6, 6), nn.Linear(6, 3)), "0", example)
+    assert torch.equal(example, before)
+    assert torch.equal(split(example.clone()), split.merged()(example.clone()))
+
+
 class WritesIntoStub(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -406,6 +434,37 @@ def test_splitting_changes_neither_the_model_nor_the_random_numbers() -> None:
     assert "forward" not in model.one.__dict__
 
 
+def test_a_buffer_that_changes_in_evaluation_is_restored() -> None:
+    class Counts(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return super().forward(x)
+
+    model = Counts(nn.Linear(6, 6), nn.Linear(6, 3))
+    model.register_buffer("calls", torch.zeros(1))
+    split_model(model, "0", torch.randn(4, 6))
+    assert model.calls == 0
+
+
+def test_a_module_called_before_the_cut_only_in_training() -> None:
+    class Sometimes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two, self.act = nn.Linear(6, 6), nn.Linear(6, 3), nn.ReLU()
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.act(x) if self.training else x
+            return self.act(self.two(self.one(x)))
+
+    split = split_model(Sometimes(), "one", torch.randn(4, 6))
+    x = torch.randn(4, 6)
+    assert torch.equal(split(x), split.merged()(x))
+    whole = split.merged().eval()
+    for part in split.parts:
+        part.eval()
+    assert torch.equal(split.server(split.client(x).tensors), whole(x))
+
+
 def test_batch_norm_statistics_and_modes() -> None:
     x = torch.randn(8, 6)
     split = split_and_compare(Normed(), "norm1", x)
@@ -415,6 +474,27 @@ def test_batch_norm_statistics_and_modes() -> None:
     split.server.eval()
     assert not split.client.norm1.training
     assert torch.equal(split(x[:1]), split.merged().eval()(x[:1]))
+
+
+def test_the_models_own_mode_follows_too() -> None:
+    class Noisy(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * (2 if self.training else 1)
+
+    split = split_model(Noisy(nn.Linear(6, 6), nn.Linear(6, 3)), "0", torch.randn(4, 6))
+    x = torch.randn(4, 6)
+    trained = split(x)
+    for part in split.parts:
+        part.eval()
+    assert torch.equal(trained, 2 * split(x))
+
+
+@pytest.mark.parametrize("cut", ["blocks.0", "blocks.0.linear1"])
+def test_evaluation_without_gradients_goes_through_an_encoder_layer(cut: str) -> None:
+    x = torch.randn(2, 3, 8, 8)
+    split = split_model(Tokens().eval(), cut, x)
+    with torch.no_grad():
+        assert torch.allclose(split(x), split.merged()(x), atol=1e-6)
 
 
 def test_a_larger_batch_than_the_examples() -> None:

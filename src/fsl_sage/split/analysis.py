@@ -196,7 +196,8 @@ class Analysis:
             return "no parameters come before it"
         if not held[1]:
             return "no parameters come after it"
-        return None
+        shared = [name for name in self.tensors if name in held[0] & held[1] and self.tensors[name].requires_grad]
+        return f"the parameter '{shared[0]}' is used on both sides; freeze it, or cut elsewhere" if shared else None
 
     def _advice(self) -> str:
         names = self.cut_names
@@ -291,13 +292,7 @@ class Analysis:
             raise SplitError(f"no parameters lie between the cuts '{first}' and '{second}'")
 
     def _resolve_shared(self, sides: list[set[str]], cuts: Sequence[str], tied: Tied) -> tuple[str, ...]:
-        """Refuse trainable parameters on two sides, or untie them where they have a name on each."""
-        for name in self.tensors:
-            if self.tensors[name].requires_grad and sum(name in side for side in sides) > 1:
-                raise SplitError(
-                    f"the parameter '{name}' is used on both sides of the cut {' and '.join(cuts)}; freeze it, or cut "
-                    "where one side uses it"
-                )
+        """Refuse trainable weights that have a name on each of two sides, or untie them."""
         holders: dict[int, list[tuple[str, int]]] = {}
         for side, names in enumerate(sides):
             for name in self.tensors:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fsl_sage.split.analysis import Analysis
@@ -31,10 +31,9 @@ def checked(analysis: Analysis, plan: SplitPlan) -> Split:
 
 def _compared(analysis: Analysis, plan: SplitPlan) -> Split:
     split = Split(analysis.model, plan)
-    args, kwargs = analysis.inputs.arguments(analysis.inputs.leaves)
     with _trial(analysis, split):
-        expected = analysis.model(*args, **kwargs)
-        split.example = split.client(*args, **kwargs)
+        expected = _called(analysis.model, analysis, analysis.inputs.leaves)
+        split.example = _called(split.client, analysis, analysis.inputs.leaves)
         _compare(expected, _later_parts(split, split.example, shapes=True), plan)
         if plan.tensors_tell_shapes:
             _compare(expected, _later_parts(split, split.example, shapes=False), plan)
@@ -49,9 +48,8 @@ def _with_example_sizes(analysis: Analysis, split: Split) -> Split:
     guessed = Split(analysis.model, split.plan.with_example_sizes())
     guessed.example = split.example
     with _trial(analysis, guessed):
-        args, kwargs = analysis.inputs.arguments(shortened)
         try:
-            boundary = guessed.client(*args, **kwargs)
+            boundary = _called(guessed.client, analysis, shortened)
             _compare(
                 _later_parts(guessed, boundary, shapes=True), _later_parts(guessed, boundary, shapes=False), split.plan
             )
@@ -82,6 +80,13 @@ def _trial(analysis: Analysis, split: Split) -> Iterator[None]:
         for buffer, before in buffers:
             if not _same_bits(buffer, before):
                 buffer.copy_(before)
+
+
+def _called(module: nn.Module, analysis: Analysis, leaves: tuple[Any, ...]) -> Any:
+    """On copies of the inputs, for models that change them in place."""
+    copies = (leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves)
+    args, kwargs = analysis.inputs.arguments(copies)
+    return module(*args, **kwargs)
 
 
 def _later_parts(split: Split, boundary: Boundary, shapes: bool) -> Any:

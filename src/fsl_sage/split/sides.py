@@ -65,7 +65,6 @@ class _Run:
     def __init__(self, inputs: list[Any]) -> None:
         self.inputs = inputs
         self.before_entry = False
-        self.received: dict[tuple[str, int, int], Tensor] = {}
         self.stand_in_leaves: dict[tuple[str, int], list[Any]] = {}
         self.in_repeated = False
         self.in_recorded = False
@@ -189,7 +188,6 @@ class Part(nn.Module):
         for registry in ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules"):
             self.__dict__[registry] = model.__dict__[registry]
         self.training = model.training
-        self._recurrent = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
 
     def _place_gates(self) -> None:
         model: nn.Module = self.__dict__["_model"]
@@ -231,8 +229,6 @@ class Part(nn.Module):
             self._absent.append(name)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        for module in self._recurrent:  # they keep a list of their weights, which must follow replaced parameters
-            module._flat_weights = [getattr(module, weight, None) for weight in module._flat_weights_names]
         run = self._start(args, kwargs) if self.entry is None else self._receive(as_boundary(args), self.entry)
         model_args, model_kwargs = pytree.tree_unflatten(run.inputs, structure_of(self.plan.input_structure))
         self._live.run = run
