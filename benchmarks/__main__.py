@@ -1,9 +1,10 @@
 """`make bench`: all ratios, one after the other."""
 
-from benchmarks import alignment, resnet_step, rounds
+from benchmarks import alignment, resnet_step, rounds, split_overhead
 
 if __name__ == "__main__":
     resnet_step.main()
+    split_overhead.main()
     rounds.main()
     rounds.two_workers()
     alignment.main()
