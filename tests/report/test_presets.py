@@ -1,5 +1,6 @@
 """The presets of experiments/: every experiment of the paper, and the same questions scaled to a CPU."""
 
+import runpy
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +9,10 @@ import pytest
 from fsl_sage.config import load_preset
 from fsl_sage.report.compare import costs_of_runs
 from fsl_sage.report.grid import load_grid, plan_runs
+from fsl_sage.report.tables import to_markdown
+from fsl_sage.report.write import ReportOptions, write_report
 from fsl_sage.wire.ledger import GIB
+from tests.report.made_up import made_up_config, write_grid, write_run
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 PAPER, CPU = (sorted((EXPERIMENTS / name).glob("*.toml")) for name in ("paper", "cpu"))
@@ -59,3 +63,16 @@ def test_the_papers_settings_are_those_of_the_preset_paper(file):
 def test_a_scaled_experiment_says_that_it_is_not_the_papers(file):
     assert file.read_text().startswith("# Not the paper's experiment: ")
     assert load_preset(file).device == "cpu"
+
+
+def test_what_is_kept_of_a_comparison_makes_the_same_report(tmp_path):
+    runs, kept = write_grid(tmp_path / "runs", seeds=1, partitions=("iid",)), tmp_path / "kept"
+    write_run(runs / "unfinished", made_up_config("fedavg", seed=9, clients=10, align_every=5), finished=False)
+    (runs / "fedavg_iid_1" / "model.safetensors").write_bytes(b"large")
+    write_report(runs, runs / "report", ReportOptions())
+    collect = runpy.run_path(str(EXPERIMENTS / "collect.py"))["collect"]
+    assert collect(runs, kept) == 6
+    assert not list(kept.rglob("*.safetensors"))
+    tables = {table.name: table for table in write_report(kept, tmp_path / "report", ReportOptions()).tables}
+    for name in ("best-accuracy", "to-target"):
+        assert to_markdown(tables[name]) == (kept / "report" / "tables" / f"{name}.md").read_text()

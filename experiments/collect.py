@@ -1,0 +1,27 @@
+"""Keep a comparison's raw data and its figures and tables: python experiments/collect.py RUNS RESULTS."""
+
+import shutil
+import sys
+from pathlib import Path
+
+RAW = ("config.json", "metrics.jsonl", "ledger.csv", "result.json", "classes.csv")
+REPORT = ("report/figures", "report/tables")
+
+
+def collect(runs: Path, results: Path) -> int:
+    """Copy what a report needs of every finished run; returns how many there were."""
+    finished = sorted(runs.glob("*/result.json"))
+    for file in finished:
+        target = results / file.parent.name
+        target.mkdir(parents=True, exist_ok=True)
+        for name in RAW:
+            shutil.copy2(file.parent / name, target / name)
+    for name in REPORT:
+        shutil.copytree(runs / name, results / name, dirs_exist_ok=True)
+    return len(finished)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    print(f"{collect(Path(sys.argv[1]), Path(sys.argv[2]))} finished runs are kept in {sys.argv[2]}")
