@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from families import FAMILIES
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -131,6 +132,13 @@ def test_other_inputs_are_sent_along_only_if_they_are_needed_and_not_private() -
         split_model(Masked(), "one", secret, private=["secret"])
     with pytest.raises(SplitError, match="private input 'secrets' is not in the example"):
         split_model(Masked(), "one", secret, private=["secrets"])
+
+
+def test_the_raw_input_is_the_one_that_the_model_declares() -> None:
+    model, example = FAMILIES["gpt2_lora"]()  # its forward takes **kwargs: the order of the inputs tells nothing
+    assert isinstance(example, dict)
+    split = split_model(model, "base_model.model.transformer.h.0", dict(reversed(example.items())))
+    assert [tensor.name for tensor in split.plan.cuts[0].tensors[1:]] == ["attention_mask"]
 
 
 def test_an_input_that_the_code_branches_on_before_the_cut_is_sent_along() -> None:
@@ -434,6 +442,19 @@ def test_splitting_changes_neither_the_model_nor_the_random_numbers() -> None:
     assert "forward" not in model.one.__dict__
 
 
+def test_what_nobody_uses_stays_with_the_module_it_belongs_to() -> None:
+    class Spare(nn.Linear):
+        def __init__(self, wide: int) -> None:
+            super().__init__(6, wide)
+            self.spare = nn.Parameter(torch.zeros(3))
+            self.inner = nn.Linear(2, 2)
+
+    model = nn.Sequential(Spare(6), nn.ReLU(), Spare(3))
+    split = split_model(model, "1", torch.randn(4, 6))
+    assert {name.split(".")[0] for name in split.client.state_dict()} == {"0"}
+    assert {name.split(".")[0] for name in split.server.state_dict()} == {"2"}
+
+
 def test_a_buffer_that_changes_in_evaluation_is_restored() -> None:
     class Counts(nn.Sequential):
         def forward(self, x: Tensor) -> Tensor:
@@ -584,6 +605,7 @@ def test_parts_follow_a_change_of_type() -> None:
     for part in split.parts:
         part.double()
     assert torch.equal(split.server(split.client(x).tensors), whole(x))
+    assert split.server.patch.weight.dtype == torch.float64  # what stands for the client's weights
 
 
 def test_activation_checkpointing_before_and_behind_the_cut() -> None:
@@ -600,8 +622,11 @@ def test_activation_checkpointing_before_and_behind_the_cut() -> None:
 def test_memory_format_is_kept() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)).to(memory_format=torch.channels_last)
     x = torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last)
-    boundary = split_model(model, "0", x).client(x)
+    split = split_model(model, "0", x)
+    boundary = split.client(x)
     assert boundary.tensors[0].is_contiguous(memory_format=torch.channels_last)
+    split.server.to(memory_format=torch.channels_last)  # also converts what stands for the client's weights
+    assert torch.equal(split(x), model(x))
 
 
 # -- plans -----------------------------------------------------------------------------------------------------------
