@@ -26,7 +26,7 @@ class ServerSide:
     def __init__(self, setup: Setup, spread: SpreadOver) -> None:
         self.setup = setup
         self._spread = spread
-        self._server = self._new()
+        self.server = self._new()
 
     def _new(self) -> SServer:
         setup = self.setup
@@ -35,14 +35,14 @@ class ServerSide:
 
     def begin(self, t: int) -> None:
         """Round t starts."""
-        self._server.round = t
+        self.server.round = t
 
     def exchange(self, uploads: Uploads, ledger: Ledger) -> Replies:
         """Uploads of one step to the S-server, its replies back; both billed."""
-        t = self._server.round
+        t = self.server.round
         for id, upload in uploads.items():
             bill(ledger, t, id, "up", upload)
-        replies = self.setup.algorithm.on_uploads(self._server, uploads) if uploads else {}
+        replies = self.setup.algorithm.on_uploads(self.server, uploads) if uploads else {}
         for id, reply in replies.items():
             if reply is not None:
                 bill(ledger, t, id, "down", reply)
@@ -50,36 +50,36 @@ class ServerSide:
 
     def share_auxiliary(self, tensors: Tensors) -> None:
         """An auxiliary that the F-server has averaged."""
-        self._server.set_auxiliary(tensors)
+        self.server.set_auxiliary(tensors)
 
     def end_of_round(self, t: int) -> list[tuple[int, Message]]:
         """Alignment, where the algorithm has one."""
-        return list(self.setup.algorithm.end_of_round(self._server, t))
+        return list(self.setup.algorithm.end_of_round(self.server, t))
 
     def fidelity(self) -> Fidelity | None:
         """On each client's newest upload."""
-        return self._server.fidelity()
+        return self.server.fidelity()
 
     def loss(self) -> float | None:
         """Mean over the steps since the last call."""
-        if not self._server.losses:
+        if not self.server.losses:
             return None
-        loss = mean_loss(self._server.losses)
-        self._server.losses.clear()
+        loss = mean_loss(self.server.losses)
+        self.server.losses.clear()
         return loss
 
     def weights(self) -> Tensors:
         """The S-server's model."""
-        return self._server.weights()
+        return self.server.weights()
 
     def state(self) -> Tensors:
         """A flat dict; between rounds."""
-        return self._server.state()
+        return self.server.state()
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Take up where `state` left, whatever has happened since."""
-        self._server = self._new()
-        self._server.load_state(state)
+        self.server = self._new()
+        self.server.load_state(state)
 
 
 def join_states(clients: Mapping[int, Tensors], server: Tensors | None) -> Tensors:

@@ -33,13 +33,15 @@ class WorkerActor:
     def __init__(self) -> None:
         # Ray starts a dead worker again, but cannot be relied on to give it the setup again.
         self._prepared: Worker | None = None
+        self._setup = ""
         self._plays: dict[int, Play] = {}
         self._outcomes: dict[int, Outcome | ClientError] = {}
 
     def prepare(self, setup: list[ray.ObjectRef]) -> None:
-        """To be called first, whenever the worker has been started. The setup is fetched only if it is not there."""
-        if self._prepared is None:
+        """To be called first in a run, and whenever the worker has died. The setup is fetched if it is not yet here."""
+        if self._setup != setup[0].hex():
             self._prepared = Worker(settle(ray.get(setup[0])))
+            self._setup = setup[0].hex()
 
     @property
     def _worker(self) -> Worker:
@@ -132,86 +134,79 @@ class Line:
             raise LostError(f"The S-server was lost: {error}") from None
 
 
-class ServerActor(ServerSide):
+class ServerActor:
     """The S-server in a process of its own, with one thread that learns and one that takes uploads in."""
 
-    def __init__(self, setup: Setup, reference: list[ray.ObjectRef], workers: Sequence[ActorHandle]) -> None:
-        super().__init__(settle(setup), Pool(workers, reference[0]).spread)
+    def prepare(self, setup: Setup, reference: list[ray.ObjectRef], workers: Sequence[ActorHandle]) -> None:
+        """To be called first in a run."""
+        self._side = ServerSide(settle(setup), Pool(workers, reference[0]).spread)
+        self._device = self._side.setup.settings.device
+        self._config = self._side.setup.settings.config
         self._intake = Intake("interleaved", [], 0)
-        self._round_ledger = Ledger()
-        self._before: Tensors = {}
-        self._losses_before: list[Tensor] = []
+        self._ledger = Ledger()
+        self._before: tuple[Tensors, list[Tensor]] = {}, []
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """Whatever an engine asks of the S-server's side, by name."""
+        torch.set_num_threads(self._config.threads)
+        return getattr(self._side, method)(*to_device(arguments, self._device))
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take up where `state` left; it is trained on, so it is copied."""
+        self._side.load_state(copied(to_device(state, self._device)))
 
     # Clients that don't wait
 
     def open(self, t: int, clients: Sequence[int]) -> None:
         """Uploads of these clients in round t will come."""
-        config = self.setup.settings.config
-        self.begin(t)
-        self._intake = Intake(config.order, clients, config.ray_spill_mib * MIB)
+        self._side.begin(t)
+        self._intake = Intake(self._config.order, clients, self._config.ray_spill_mib * MIB)
 
     def learn(self) -> list[Entry]:
         """Take the uploads of the round in order, to the last. Returns the bill."""
-        self._use_threads()
+        torch.set_num_threads(self._config.threads)
         ledger = Ledger()
         for uploads in self._intake:
-            self.exchange(to_device(uploads, self.setup.settings.device), ledger)
-        return ledger.entries(self._server.round)
+            self._side.exchange(to_device(uploads, self._device), ledger)
+        return ledger.entries(self._side.server.round)
 
     def take(self, t: int, client: int, upload: Message) -> None:
         """An upload comes in."""
-        if t == self._server.round:
+        if t == self._side.server.round:
             self._intake.put(client, upload)
 
     def close(self, t: int, client: int) -> None:
         """A client of the round has no more uploads."""
-        if t == self._server.round:
+        if t == self._side.server.round:
             self._intake.close(client)
 
     # Clients that wait
 
-    def begin_exchange(self, t: int) -> None:
-        """A round of clients that wait starts; what the S-server is now is kept, for it may have to start again."""
-        self.begin(t)
-        self._before, self._losses_before = copied(self.state()), list(self._server.losses)
-        self._round_ledger = Ledger()
+    def begin(self, t: int) -> None:
+        """A round starts; what the S-server is now is kept, for the round may have to start again."""
+        self._side.begin(t)
+        self._before = copied(self._side.state()), list(self._side.server.losses)
+        self._ledger = Ledger()
 
     def begin_again(self, t: int) -> None:
         """The round starts again, from its first state."""
-        self.load_state(self._before)
-        self._server.losses += self._losses_before
-        self.begin_exchange(t)
+        state, losses = self._before
+        self._side.load_state(state)
+        self._side.server.losses += losses
+        self.begin(t)
 
-    def exchange_shares(self, clients: Sequence[int], *shares: Uploads) -> Any:
+    def exchange(self, clients: Sequence[int], *shares: Uploads) -> tuple[Any, ...]:
         """The uploads of one step, worker by worker; the replies likewise, after a sign that all went well."""
-        self._use_threads()
+        torch.set_num_threads(self._config.threads)
         uploads = {id: upload for share in shares for id, upload in share.items()}
         ordered = {id: uploads[id] for id in clients if id in uploads}
-        replies = self.exchange(to_device(ordered, self.setup.settings.device), self._round_ledger)
+        replies = self._side.exchange(to_device(ordered, self._device), self._ledger)
         return True, *({id: replies[id] for id in share} for share in shares)
 
-    def end_exchange(self) -> list[Entry]:
+    def end(self) -> list[Entry]:
         """The round is over; returns its bill."""
-        self._before = {}
-        return self._round_ledger.entries(self._server.round)
-
-    # What is asked between rounds
-
-    def end_of_round(self, t: int) -> list[tuple[int, Message]]:
-        """Alignment, on the workers."""
-        self._use_threads()
-        return super().end_of_round(t)
-
-    def share_auxiliary(self, tensors: Tensors) -> None:
-        """An auxiliary that the F-server has averaged."""
-        super().share_auxiliary(to_device(tensors, self.setup.settings.device))
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take up where `state` left; it is trained on, so it is copied."""
-        super().load_state(copied(to_device(state, self.setup.settings.device)))
-
-    def _use_threads(self) -> None:
-        torch.set_num_threads(self.setup.settings.config.threads)
+        self._before = {}, []
+        return self._ledger.entries(self._side.server.round)
 
 
 def settle(setup: Setup) -> Setup:

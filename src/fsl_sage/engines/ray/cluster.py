@@ -3,12 +3,16 @@
 import logging
 import math
 import os
+import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import ray
+from ray.actor import ActorHandle
 
 from fsl_sage.config import Config
+from fsl_sage.engines.ray.actors import ServerActor, WorkerActor
 from fsl_sage.errors import InputError
 
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
@@ -22,7 +26,22 @@ class Layout:
     cpus: int
     """Of a worker. The S-server takes none for itself: it mostly works while the workers wait, or waits for them."""
     gpus: float
-    """Of a worker, and of the S-server."""
+    """Of a worker, and of the S-server, if there is one."""
+    has_s_server: bool = True
+
+
+@dataclass(frozen=True)
+class Crew:
+    """The actors: started for one run, or lent to several, one after the other, to save them the start."""
+
+    workers: Sequence[ActorHandle]
+    server: ActorHandle | None
+
+    def dismiss(self) -> None:
+        """End the actors."""
+        for actor in [*self.workers, self.server]:
+            if actor is not None:
+                ray.kill(actor)
 
 
 def connect(config: Config) -> bool:
@@ -36,13 +55,21 @@ def connect(config: Config) -> bool:
         ray.init("local", num_cpus=room, _node_ip_address="127.0.0.1", include_dashboard=False, **QUIET)
         return True
     try:
+        _knock(config.ray_address)
         ray.init(config.ray_address, **QUIET)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise InputError(
             f"--ray-address {config.ray_address} cannot be reached ({error}): give HOST:PORT of the cluster's head, "
             "or auto on a machine of the cluster."
         ) from None
     return True
+
+
+def _knock(address: str) -> None:
+    """Ray itself would try for minutes."""
+    if address != "auto":
+        host, _, port = address.removeprefix("ray://").rpartition(":")
+        socket.create_connection((host, int(port)), timeout=10).close()
 
 
 def lay_out(config: Config, clients: int, *, has_s_server: bool) -> Layout:
@@ -56,7 +83,7 @@ def lay_out(config: Config, clients: int, *, has_s_server: bool) -> Layout:
             f"{have.get('CPU', 0):g} CPUs: give fewer workers, or add machines."
         )
     gpus = _gpus(config, int(have.get("GPU", 0)), workers + has_s_server)
-    return Layout(workers, config.threads, gpus)
+    return Layout(workers, config.threads, gpus, has_s_server)
 
 
 def _gpus(config: Config, have: int, actors: int) -> float:
@@ -71,3 +98,10 @@ def _gpus(config: Config, have: int, actors: int) -> float:
         return 0
     # The same number of actors on each GPU, and never one actor across two.
     return 1 / math.ceil(actors / have)
+
+
+def start_crew(layout: Layout) -> Crew:
+    """Start the actors. Ray starts a worker that dies again; the S-server's death ends what it knows."""
+    worker = ray.remote(num_cpus=layout.cpus, num_gpus=layout.gpus, max_restarts=-1)(WorkerActor)
+    server = ray.remote(num_cpus=0, num_gpus=layout.gpus, concurrency_groups={"intake": 1})(ServerActor)
+    return Crew([worker.remote() for _ in range(layout.workers)], server.remote() if layout.has_s_server else None)

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from fsl_sage.alignment.fidelity import Fidelity
 from fsl_sage.engines.base import ClientError, Delivery, Engine, Failures, LostError, Setup
-from fsl_sage.engines.ray.actors import ServerActor, WorkerActor
 from fsl_sage.engines.ray.arrays import carry_tensors_as_arrays, to_device
-from fsl_sage.engines.ray.cluster import Layout, connect, lay_out
+from fsl_sage.engines.ray.cluster import Crew, connect, lay_out, start_crew
 from fsl_sage.engines.ray.pool import DEATHS, TRIES, Pool, WorkerDiedError, fetch
 from fsl_sage.engines.server import join_states, local_tensors, part_states
 from fsl_sage.engines.worker import evaluate
@@ -31,31 +30,31 @@ Ended = tuple[Update | ClientError, ray.ObjectRef]
 class RayEngine(Engine):
     """Workers and the S-server are actors; clients' states live in the object store and survive a worker's death."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, crew: Crew | None = None) -> None:
         self.setup = setup
         config = setup.settings.config
-        self._own_cluster = connect(config)
-        carry_tensors_as_arrays()
-        layout = lay_out(config, len(setup.examples), has_s_server=setup.algorithm.has_s_server)
         self._sizes = [len(examples) for examples in setup.examples]
         self._states: dict[int, ray.ObjectRef] = {}
         self._failures = Failures(config.on_client_failure)
-        self._server: ActorHandle | None = None
-        self._start(layout)
-
-    def _start(self, layout: Layout) -> None:
-        setup = ray.put(self.setup)
-        make = ray.remote(num_cpus=layout.cpus, num_gpus=layout.gpus, max_restarts=-1)(WorkerActor)
-        self._pool = Pool([make.remote() for _ in range(layout.workers)], setup)
-        if self.setup.algorithm.has_s_server:
-            host = ray.remote(num_cpus=0, num_gpus=layout.gpus, concurrency_groups={"intake": 1})(ServerActor)
-            self._server = host.remote(setup, [setup], self._pool.workers)
+        self._own_crew: Crew | None = None
+        self._own_cluster = connect(config)
         try:
-            self._pool.prepare()
-            self._ask("fidelity")
-        except LostError as error:
+            self._start(crew)
+        except BaseException:
             self.close()
-            raise TrainingError(f"The actors of the run could not start: {error}") from error
+            raise
+
+    def _start(self, crew: Crew | None) -> None:
+        carry_tensors_as_arrays()
+        has_s_server = self.setup.algorithm.has_s_server
+        if crew is None:
+            layout = lay_out(self.setup.settings.config, len(self.setup.examples), has_s_server=has_s_server)
+            crew = self._own_crew = start_crew(layout)
+        setup = ray.put(self.setup)
+        self._pool = Pool(crew.workers, setup)
+        self._server = crew.server if has_s_server else None
+        self._pool.prepare()
+        self._call("prepare", setup, [setup], self._pool.workers)
 
     # Rounds
 
@@ -77,7 +76,7 @@ class RayEngine(Engine):
     def _run_in_parallel(
         self, t: int, clients: Sequence[int], received: ray.ObjectRef, mail: Mapping[int, Any], ledger: Ledger
     ) -> dict[int, Ended]:
-        self._ask("open", t, clients)
+        self._call("open", t, clients)
         learned = self._server.learn.remote() if self._server is not None else None
 
         def whole_round(id: int, worker: ActorHandle) -> Sequence[ray.ObjectRef]:
@@ -103,15 +102,15 @@ class RayEngine(Engine):
         self, t: int, clients: Sequence[int], received: ray.ObjectRef, mail: Mapping[int, Any], ledger: Ledger
     ) -> dict[int, Ended]:
         """A round that breaks because a worker dies starts again, from the state that the S-server has kept."""
-        self._ask("begin_exchange", t)
+        self._call("begin", t)
         for _ in range(TRIES):
             try:
                 ended = self._exchange(t, clients, received, mail)
             except WorkerDiedError:
                 self._pool.prepare()
-                self._ask("begin_again", t)
+                self._call("begin_again", t)
             else:
-                ledger.load(self._ask("end_exchange"))
+                ledger.load(self._call("end"))
                 return ended
         raise TrainingError(f"Workers died in each of {TRIES} tries of round {t}; the last checkpoint is kept.")
 
@@ -150,7 +149,7 @@ class RayEngine(Engine):
                 running -= set(ended)
             if running:
                 assert self._server is not None, "an algorithm without an S-server must not upload"
-                exchange = self._server.exchange_shares.options(num_returns=1 + len(workers))
+                exchange = self._server.exchange.options(num_returns=1 + len(workers))
                 fine, *replies = exchange.remote(clients, *(uploads for _, uploads in said))
                 self._answer(fine)
 
@@ -198,24 +197,26 @@ class RayEngine(Engine):
         """Take up where `state` left."""
         clients, server = part_states(state)
         self._states = {id: ray.put(tensors) for id, tensors in clients.items()}
-        self._ask("load_state", server)
+        self._call("load_state", server)
 
     def _client_states(self) -> dict[int, Tensors]:
         device = self.setup.settings.device
         return {id: to_device(fetch(state), device) for id, state in self._states.items()}
 
     def close(self) -> None:
-        """End the actors, and the cluster if it was started for this run."""
-        for actor in [*self._pool.workers, self._server]:
-            if actor is not None:
-                ray.kill(actor)
+        """End the actors and the cluster, if they were started for this run."""
+        if self._own_crew is not None:
+            self._own_crew.dismiss()
         if self._own_cluster:
             ray.shutdown()
 
     # The S-server
 
     def _ask(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the S-server; None where there is none."""
+        """Ask something of the S-server's side; None where there is no S-server."""
+        return self._call("ask", method, *arguments)
+
+    def _call(self, method: str, *arguments: Any) -> Any:
         return None if self._server is None else self._answer(getattr(self._server, method).remote(*arguments))
 
     def _answer(self, reference: ray.ObjectRef) -> Any:

@@ -1,0 +1,57 @@
+"""Two nodes on this machine, by Ray's own utility for tests."""
+
+import os
+import re
+
+import pytest
+
+pytest.importorskip("ray")
+
+import ray
+from ray.cluster_utils import Cluster
+
+from fsl_sage.engines.ray import RayEngine
+from fsl_sage.engines.setup import make_setup
+from fsl_sage.errors import InputError
+from fsl_sage.experiment import Federation, play, run
+from fsl_sage.records.run_directory import RunDirectory
+from tests.test_experiment import assert_same_run
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def address():
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    nodes.add_node(num_cpus=2)
+    nodes.wait_for_nodes()
+    yield nodes.address
+    ray.shutdown()
+    nodes.shutdown()
+
+
+def where(workbench, settings, shared, item):
+    return ray.get_runtime_context().get_node_id()
+
+
+def test_a_run_on_two_nodes(tiny, address):
+    config = tiny(clients=4, engine="ray", workers=4, ray_address=address)
+    nodes = []
+
+    def build(directory, config):
+        setup = make_setup(config)
+        engine = RayEngine(setup)
+        nodes.extend(engine._pool.spread(where, None, range(40)))
+        return Federation(setup, engine)
+
+    play(RunDirectory.create(config), config, [], build)
+    assert len(set(nodes)) == 2
+    assert not ray.is_initialized()
+    assert_same_run(config.out, run(tiny(clients=4)).directory)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere", "127.0.0.1:many"])
+def test_an_address_where_nobody_is(tiny, address):
+    with pytest.raises(InputError, match=f"--ray-address {re.escape(address)} cannot be reached"):
+        run(tiny(engine="ray", ray_address=address))
