@@ -45,11 +45,17 @@ class ModelConfig:
     name: str = "resnet18"
     """resnet18, small-cnn, hf:ARCHITECTURE or hf:PATH (transformers), or MODULE:FACTORY, your own."""
     cut: str | None = None
-    """The last module at the client; the model's usual cut if not given."""
+    """The last module at the client; the model's usual cut if not given. FIRST,SECOND: a U-shape, whose part after
+    SECOND, the head, is at the client too, so that labels stay (splitfed-ms, splitfed-ss, fedavg)."""
     auxiliary: str = "blocks:1"
     """The auxiliary, made from the server part: blocks:N, linear, half, full, or a share of its bytes such as 5%."""
     batch_norm: Literal["average", "local", "group"] = "average"
     """BatchNorm statistics: averaged with the weights, kept local at each client, or GroupNorm in its place."""
+
+    @property
+    def cuts(self) -> tuple[str, ...]:
+        """The cuts that are given: none, one, or the two of a U-shape."""
+        return tuple(name.strip() for name in self.cut.split(",")) if self.cut else ()
 
 
 @dataclass(frozen=True)
@@ -173,6 +179,10 @@ class Config:
         for path, value, accepted, low, high in _ranges(self):
             if value is not None and not (low <= value <= high and math.isfinite(value)):
                 raise InputError(f"{option(path)} {value:g} is not possible: give {accepted}.")
+        if len(self.model.cuts) > 2 or not all(self.model.cuts):
+            raise InputError(
+                f"--model.cut {self.model.cut} is not possible: give one name, or FIRST,SECOND for a U-shape."
+            )
         if self.alignment.batch_size == 1:
             raise InputError("--alignment.batch-size 1 is not possible: BatchNorm needs two; 0 is as uploaded.")
         if self.algorithm == "lazy-fsl-sage" and self.align_until is None:

@@ -297,7 +297,8 @@ class Federation:
             local = self.engine.local_tensors()
             for part in local[0]:
                 weights[part] = {**weights[part], **average([own[part] for own in local], [1.0] * len(local))}
-        return {**weights["client"], **weights["server"]}
+        parts = [weights[part] for part in ("client", "server", "head") if part in weights]
+        return {name: tensor for part in parts for name, tensor in part.items()}
 
     def checkpoint(self, rounds: int) -> tuple[Tensors, dict[str, Any]]:
         """All that the next round depends on."""
@@ -362,7 +363,9 @@ def cost(config: Config) -> dict[str, dict[str, Any]]:
     The round is one whose cohort was there the round before, too. `bytes_paper_aligning` and its like are those of a
     round of FSL-SAGE that aligns; `bytes_first_download` comes once, before round 0.
     """
-    return {name: _cost(_as_algorithm(config, name)) for name in ALGORITHMS}
+    u_shape = len(config.model.cuts) == 2
+    possible = [name for name, algorithm in ALGORITHMS.items() if algorithm.takes_two_cuts or not u_shape]
+    return {name: _cost(_as_algorithm(config, name)) for name in possible}
 
 
 def _as_algorithm(config: Config, name: str) -> Config:

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Mapping, Sequence
 
 from fsl_sage.config import Config
+from fsl_sage.errors import InputError
 from fsl_sage.roles.client import Client
 from fsl_sage.roles.f_server import FServer, Update
 from fsl_sage.roles.s_server import SServer
@@ -22,11 +23,23 @@ class Algorithm(ABC):
     """The parts of the model that the F-server averages: client, auxiliary, server."""
     holds: tuple[str, ...] = ("client",)
     """The parts that a client holds."""
+    takes_two_cuts: bool = False
+    """Whether it can run a U-shape, whose last part, the head, is back at the client."""
     has_s_server: bool = True
     """Whether an S-server holds the server part (not in FedAvg)."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
+        self.labels_stay = len(config.model.cuts) == 2
+        """A U-shape: the client has the head too, computes the loss itself and keeps its labels."""
+        if self.labels_stay:
+            if not self.takes_two_cuts:
+                raise InputError(
+                    f"{config.algorithm} takes one cut, not {config.model.cut}: its S-server computes the loss. "
+                    "U-shapes run with splitfed-ms, splitfed-ss and fedavg."
+                )
+            self.averaged = (*self.averaged, "head")
+            self.holds = (*self.holds, "head")
 
     @abstractmethod
     def local_round(self, client: Client, t: int) -> LocalRound:

@@ -10,6 +10,7 @@ class FedAvg(Algorithm):
     waits = False
     averaged = ("client", "server")
     holds = ("client", "server")
+    takes_two_cuts = True
     has_s_server = False
 
     def local_round(self, client: Client, t: int) -> LocalRound:

@@ -2,21 +2,41 @@
 
 from fsl_sage.algorithms.base import Algorithm, LocalRound
 from fsl_sage.roles.client import Client
-from fsl_sage.wire.message import Smashed
+from fsl_sage.roles.s_server import SServer
+from fsl_sage.wire.message import CUT_GRADIENTS, CutGradients, Message, Smashed
 
 
 class SplitFed(Algorithm):
-    """Every local step is a step of the whole model, split over client and S-server."""
+    """Every local step is a step of the whole model, split over client and S-server.
+
+    In a U-shape a step has two exchanges: activations up and down, then gradients up and down; labels stay.
+    """
 
     waits = True
     averaged = ("client",)
     holds = ("client",)
+    takes_two_cuts = True
+    own_copy: bool
+    """Whether each client has a server-side model of its own."""
 
     def local_round(self, client: Client, t: int) -> LocalRound:
         """Every batch goes up, and its cut gradients come down."""
         for batch in client.batches(t):
             z = client.forward(batch)
-            reply = yield Smashed(z, batch.target)
+            if self.labels_stay:
+                features = yield Smashed(z, {})
+                assert features is not None
+                reply = yield CutGradients(client.head_gradient(features.smashed, batch.target))
+            else:
+                reply = yield Smashed(z, batch.target)
             assert reply is not None
             client.backward(z, reply.cut_gradients)
             client.step()
+
+    def on_upload(self, server: SServer, client: int, upload: Message) -> Message:
+        """Learn and answer with the cut gradients; in a U-shape first with what the head needs."""
+        if CUT_GRADIENTS in upload.parts:
+            return CutGradients(server.backward(client, upload))
+        if self.labels_stay:
+            return Smashed(server.forward(client, upload, own_copy=self.own_copy), {})
+        return CutGradients(server.learn(client, upload, cut_gradient=True, own_copy=self.own_copy))

@@ -4,15 +4,13 @@ from collections.abc import Iterator
 
 from fsl_sage.algorithms.splitfed import SplitFed
 from fsl_sage.roles.s_server import SServer
-from fsl_sage.wire.message import CutGradients, Message
+from fsl_sage.wire.message import Message
 
 
 class SplitFedMS(SplitFed):
     """The copies stay at the S-server, so their averaging costs no communication."""
 
-    def on_upload(self, server: SServer, client: int, upload: Message) -> Message:
-        """The client's own copy learns and answers."""
-        return CutGradients(server.learn(client, upload, cut_gradient=True, own_copy=True))
+    own_copy = True
 
     def end_of_round(self, server: SServer, t: int) -> Iterator[tuple[int, Message]]:
         """Average the copies; no message to anyone."""

@@ -137,7 +137,7 @@ class _DryClient:
     def auxiliary_gradient(self, z: Smash, target: Mapping[str, Tensor]) -> Smash:
         return z
 
-    server_gradient = auxiliary_gradient
+    server_gradient = head_gradient = auxiliary_gradient
 
     def backward(self, z: Smash, gradient: Smash) -> None: ...
 
@@ -154,11 +154,20 @@ class _DryServer:
 
     def __init__(self, setup: Setup) -> None:
         self.alignment: dict[int, Message] = {}
-        self._auxiliary = setup.initial["auxiliary"]
+        self._auxiliary = setup.initial.get("auxiliary", {})
+        self._module = setup.modules["server"]
+        self._open: dict[int, Smash] = {}
 
     def learn(self, client: int, smashed: Message, *, cut_gradient: bool = False, own_copy: bool = False) -> Smash:
         floating = tuple(tensor for tensor in smashed.smashed if tensor.is_floating_point())
         return floating if cut_gradient else ()
+
+    def forward(self, client: int, smashed: Message, *, own_copy: bool = False) -> Smash:
+        self._open[client] = smashed.smashed
+        return tuple(tensor.detach() for tensor in boundary(self._module(*smashed.smashed)))
+
+    def backward(self, client: int, gradients: Message) -> Smash:
+        return tuple(tensor for tensor in self._open.pop(client) if tensor.is_floating_point())
 
     def remember(self, client: int, smashed: Message) -> None:
         self.alignment[client] = smashed

@@ -143,6 +143,8 @@ def build_parts(config: Config, sizes: Sizes, device: torch.device) -> dict[str,
     model = build_model(config, sizes, device)
     example = torch.zeros(2, *sizes.image, device=META if device == META else "cpu")
     split = split_model(model, _cut(config, model, example), example)
+    if len(config.model.cuts) == 2:  # a U-shape has no auxiliary: its server does not compute the loss
+        return {part.name: part.to(device) for part in split.parts}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(config.seed, "auxiliary"))
         estimator = auxiliary(split, config.model.auxiliary, aligned=device != META)
@@ -150,7 +152,10 @@ def build_parts(config: Config, sizes: Sizes, device: torch.device) -> dict[str,
     return {part: module.to(device) for part, module in parts.items()}
 
 
-def _cut(config: Config, model: nn.Module, example: Tensor) -> str:
+def _cut(config: Config, model: nn.Module, example: Tensor) -> str | tuple[str, str]:
+    if len(config.model.cuts) == 2:
+        first, second = config.model.cuts
+        return first, second
     cut = config.model.cut or DEFAULT_CUT.get(config.model.name)
     if cut is None:
         names = ", ".join(Analysis(model, example).cut_names)

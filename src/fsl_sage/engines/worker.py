@@ -13,7 +13,7 @@ from fsl_sage.roles.client import Client
 from fsl_sage.roles.f_server import Update
 from fsl_sage.roles.replica import Replica
 from fsl_sage.roles.s_server import SpreadOver
-from fsl_sage.roles.work import Parts, Settings, Workbench, boundary
+from fsl_sage.roles.work import Chain, Parts, Settings, Workbench, boundary
 from fsl_sage.wire.message import Message, Tensors
 
 Play = Callable[[Message | None], Message | Outcome | ClientError]
@@ -90,13 +90,12 @@ def evaluate(settings: Settings, parts: Parts, spread: SpreadOver) -> dict[str, 
 
 @torch.no_grad()
 def _score(workbench: Workbench, settings: Settings, parts: Parts, index: int) -> dict[str, float]:
-    client, server = (
-        Replica(workbench.slots[part], parts[part], None).module().eval() for part in ("client", "server")
-    )
+    order = [part for part in ("client", "server", "head") if part in parts]
+    client, *others = (Replica(workbench.slots[part], parts[part], None).module().eval() for part in order)
     batch = settings.task.test_batch(index)
     with settings.passes.autocast():
         z = client(**batch.inputs) if isinstance(batch.inputs, Mapping) else client(batch.inputs)
-        output = server(*boundary(z))
+        output = Chain(*others)(*boundary(z))
     return settings.task.score(output, batch.target)
 
 

@@ -9,7 +9,7 @@ from fsl_sage.alignment.passes import Smash
 from fsl_sage.config import Config
 from fsl_sage.data import batch_indices, batch_sizes
 from fsl_sage.roles.replica import Replica
-from fsl_sage.roles.work import Parts, Settings, Workbench, boundary
+from fsl_sage.roles.work import Chain, Parts, Settings, Workbench, boundary
 from fsl_sage.seeding import generator
 from fsl_sage.tasks import Batch
 from fsl_sage.wire.message import Tensors
@@ -88,11 +88,18 @@ class Client:
         """z_b through this client's own copy of the server part (FedAvg)."""
         return self._gradient("server", z, target)
 
+    def head_gradient(self, features: Smash, target: Mapping[str, Tensor]) -> Smash:
+        """The gradient of the loss with respect to what the S-server sent for this client's head (U-shape)."""
+        return self._gradient("head", features, target)
+
     def _gradient(self, part: str, z: Smash, target: Mapping[str, Tensor]) -> Smash:
         replica, passes = self._parts[part], self._settings.passes
         self._settings.seed_forward(f"dropout-{part}", self.id, self.round, self.step_index)
         through = passes.learn if replica.optimizer else passes.cut_gradient
-        gradients, loss = through(replica.module(), z, target)
+        module = replica.module()
+        if part == "server" and "head" in self._parts:
+            module = Chain(module, self._parts["head"].module())
+        gradients, loss = through(module, z, target)
         self.losses.append(loss)
         return gradients
 

@@ -86,6 +86,19 @@ class Replica:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
+    def snapshot(self) -> "Replica":
+        """A copy of the weights as they are, without an optimizer; the buffers are this one's own."""
+        copy = Replica(self.slots, {}, None)
+        for name, tensor in self.tensors.items():
+            is_parameter = isinstance(tensor, nn.Parameter)
+            copy.tensors[name] = nn.Parameter(tensor.detach().clone()) if is_parameter else tensor
+        return copy
+
+    def take_gradients(self, other: "Replica") -> None:
+        """Take over the gradients that another set of the same weights has got."""
+        for name, parameter in other.parameters().items():
+            self.parameters()[name].grad = parameter.grad
+
     def optimizer_state(self) -> Tensors:
         """The optimizer's state as a flat dict "weight's name/entry"."""
         if self.optimizer is None:

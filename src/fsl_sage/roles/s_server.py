@@ -15,7 +15,7 @@ from fsl_sage.roles.averaging import average
 from fsl_sage.roles.client import below
 from fsl_sage.roles.optimizers import Schedule
 from fsl_sage.roles.replica import Replica
-from fsl_sage.roles.work import Parts, Settings, Workbench
+from fsl_sage.roles.work import Parts, Settings, Workbench, boundary
 from fsl_sage.seeding import generator
 from fsl_sage.wire.message import AUXILIARY, Message, Tensors
 
@@ -48,8 +48,9 @@ class SServer:
         self._lr: Schedule = settings.server_schedule()
         self._model = Replica(workbench.slots["server"], initial["server"], settings.make_optimizer)
         self._copies: dict[int, Replica] = {}
+        self._open: dict[int, tuple[Replica, list[Tensor], Smash]] = {}
         self._copy_optimizers: dict[int, Tensors] = {}
-        self._auxiliary = initial["auxiliary"]
+        self._auxiliary = initial.get("auxiliary", {})
         self._aligned: dict[int, Tensors] = {}
 
     # Learning
@@ -68,6 +69,32 @@ class SServer:
         replica.step(self._lr(self.round, step))
         self.losses.append(loss)
         return gradients
+
+    def forward(self, client: int, smashed: Message, *, own_copy: bool = False) -> Smash:
+        """The first half of a step in a U-shape: what the client's head needs. `backward` is the second.
+
+        Other clients' steps may come in between. They change weights in place, so a shared model's pass is recorded
+        with a copy of the weights as they are now, whose gradients the model will get.
+        """
+        replica = self._copy(client) if own_copy else self._model.snapshot()
+        step = int(smashed.values["step"])
+        self._settings.seed_forward("dropout-s-server", client, self.round, step)
+        leaves = [tensor.detach().requires_grad_(tensor.is_floating_point()) for tensor in smashed.smashed]
+        with self._settings.passes.autocast():
+            features = boundary(replica.module().train()(*leaves))
+        self._open[client] = replica, leaves, features
+        return tuple(tensor.detach() for tensor in features)
+
+    def backward(self, client: int, gradients: Message) -> Smash:
+        """The second half: backpropagate the gradients of the client's head, take the step, and return z_b."""
+        replica, leaves, features = self._open.pop(client)
+        roots = [tensor for tensor in features if tensor.requires_grad]
+        torch.autograd.backward(roots, list(gradients.cut_gradients))
+        if replica is not self._copies.get(client):
+            self._model.take_gradients(replica)
+            replica = self._model
+        replica.step(self._lr(self.round, int(gradients.values["step"])))
+        return tuple(leaf.grad for leaf in leaves if leaf.grad is not None)
 
     def _copy(self, client: int) -> Replica:
         if client not in self._copies:

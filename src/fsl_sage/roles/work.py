@@ -27,6 +27,21 @@ class Workbench:
         self.slots = {part: Slots(copy.deepcopy(module)) for part, module in modules.items()}
 
 
+class Chain(nn.Module):
+    """Parts of a model one behind the other, each taking the boundary that the one before it gives."""
+
+    def __init__(self, *parts: nn.Module) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def forward(self, *z: torch.Tensor) -> Any:
+        """From the first part's inputs to the last part's output."""
+        output: Any = z
+        for part in self.parts:
+            output = part(*boundary(output))
+        return output
+
+
 @dataclass(frozen=True)
 class Settings:
     """What a role needs to know to take its steps."""
