@@ -9,8 +9,9 @@ import pytest
 from fsl_sage.config import load_preset
 from fsl_sage.report.compare import costs_of_runs
 from fsl_sage.report.grid import load_grid, plan_runs
-from fsl_sage.report.tables import to_markdown
-from fsl_sage.report.write import ReportOptions, write_report
+from fsl_sage.report.load import load_runs
+from fsl_sage.report.study import make_study
+from fsl_sage.report.tables import make_tables
 from fsl_sage.wire.ledger import GIB
 from tests.report.made_up import made_up_config, write_grid, write_run
 
@@ -69,10 +70,14 @@ def test_what_is_kept_of_a_comparison_makes_the_same_report(tmp_path):
     runs, kept = write_grid(tmp_path / "runs", seeds=1, partitions=("iid",)), tmp_path / "kept"
     write_run(runs / "unfinished", made_up_config("fedavg", seed=9, clients=10, align_every=5), finished=False)
     (runs / "fedavg_iid_1" / "model.safetensors").write_bytes(b"large")
-    write_report(runs, runs / "report", ReportOptions())
+    for name in ("figures", "tables"):
+        (runs / "report" / name).mkdir(parents=True)
+    (runs / "report" / "figures" / "latency.png").write_bytes(b"a figure")
     collect = runpy.run_path(str(EXPERIMENTS / "collect.py"))["collect"]
     assert collect(runs, kept) == 6
     assert not list(kept.rglob("*.safetensors"))
-    tables = {table.name: table for table in write_report(kept, tmp_path / "report", ReportOptions()).tables}
+    assert (kept / "report" / "figures" / "latency.png").exists()
+    before, after = (make_tables(make_study(load_runs(folder)[0]), ()) for folder in (runs, kept))
     for name in ("best-accuracy", "to-target"):
-        assert to_markdown(tables[name]) == (kept / "report" / "tables" / f"{name}.md").read_text()
+        one, other = (next(table for table in tables if table.name == name) for tables in (before, after))
+        assert one == other

@@ -1,5 +1,7 @@
 """From run directories to settings, series and their statistics."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -69,7 +71,7 @@ def test_unfinished_seeds_count_only_while_none_is_finished(tmp_path):
     assert len(study_of(tmp_path).series[0].runs) == 1
     write_run(tmp_path / "b", made_up_config("fsl-sage", 2), accuracies=[0.3, 0.4])
     (series,) = study_of(tmp_path).series
-    assert [run.config.seed for run in series.runs] == [2]
+    assert [run.seed for run in series.runs] == [2]
     assert len(series.all_runs) == 2
 
 
@@ -109,6 +111,24 @@ def test_a_damaged_run_is_left_out_and_said(tmp_path, file):
     assert [run.name for run in runs] == ["good"]
     assert notes == [notes[0]]
     assert notes[0].startswith("bad is left out: ")
+
+
+def test_a_run_of_another_version_can_still_be_read(tmp_path):
+    run = write_run(tmp_path / "a", made_up_config("fedavg", 1)) / "config.json"
+    write_run(tmp_path / "b", made_up_config("fedavg", 2))
+    written = json.loads(run.read_text())
+    del written["config"]["cohort"], written["config"]["alignment"]["lr"]
+    written["config"]["alignment"]["batch_size"] = None
+    run.write_text(json.dumps(written))
+    runs, notes = load_runs(tmp_path)
+    assert notes == []
+    assert len(make_study(runs).series) == 1, "what FedAvg does not read does not part its runs"
+
+
+def test_single_runs_that_stop_aligning_at_different_rounds_are_parted(tmp_path):
+    for until in (2, 5):
+        write_run(tmp_path / f"{until}", made_up_config("fsl-sage", align_until=until))
+    assert [setting.label for setting in study_of(tmp_path).settings] == ["align until 2", "align until 5"]
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):

@@ -90,6 +90,12 @@ def test_the_chosen_target_is_the_highest_step_of_five_that_two_algorithms_reach
     assert tables_of(three_algorithms(tmp_path))["to-target"].records[0]["target"] == 0.5
 
 
+def test_the_accuracy_that_ends_the_runs_is_their_target(tmp_path):
+    for name in ("fsl-sage", "cse-fsl"):
+        write_run(tmp_path / name, made_up_config(name, target_accuracy=0.47), accuracies=[0.2, 0.5])
+    assert tables_of(tmp_path)["to-target"].records[0]["target"] == 0.47
+
+
 def test_many_settings_make_rows_and_few_make_columns(tmp_path):
     few = tables_of(write_grid(tmp_path / "few", seeds=1))["best-accuracy"]
     assert few.head == ["algorithm", "iid", "α = 1", "α = 0.1"]

@@ -17,7 +17,7 @@ from fsl_sage.experiment import run_cost
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.report.grid import Plan
 from fsl_sage.report.jobs import Job
-from fsl_sage.report.options import flatten, settings_of
+from fsl_sage.report.options import options_of, settings_of
 from fsl_sage.report.progress import Progress
 
 Process = subprocess.Popen[bytes]
@@ -54,7 +54,7 @@ def _check_same(job: Job) -> None:
     if not job.directory.metrics():
         job.directory.abandon()
         return
-    there, asked = (flatten(settings_of(config)) for config in (held, wanted))
+    there, asked = (settings_of(options_of(config)) for config in (held, wanted))
     differ = [f"{option(path)} {there[path]}, not {asked[path]}" for path in asked if there[path] != asked[path]]
     raise InputError(
         f"{job.directory.path} holds a run with other options ({'; '.join(differ) or 'other computing options'}): "

@@ -337,8 +337,8 @@ def _classes(study: Study) -> Iterator[Drawing]:
     found: dict[tuple[str, str], Any] = {}
     for run in study.runs:
         if run.classes is not None:
-            key = (run.config.data.name, heterogeneity(run.config.data))
-            found.setdefault(key, (run.classes, run.config.seed))
+            key = (run.options["data.name"], heterogeneity(run.options))
+            found.setdefault(key, (run.classes, run.seed))
     order = sorted(found, key=lambda key: (key[0], -(dirichlet_alpha(key[1]) or 0)))
     several = len({name for name, _ in order}) > 1
     panels = [

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from fsl_sage.algorithms import make_algorithm
 from fsl_sage.config import NO_PART_OF_THE_RESULT, Config, from_dict, option, read_preset
 from fsl_sage.errors import InputError
-from fsl_sage.report.options import IID, concerns, flatten, heterogeneity, nest, option_path
+from fsl_sage.report.options import IID, concerns, flatten, heterogeneity, nest, option_path, options_of
 
 LAZY = "lazy-fsl-sage"
 _OWN_OPTION = {"algorithm": "--algorithms", "seed": "--seeds", "data.alpha": "--alpha", "data.partition": "--alpha"}
@@ -149,7 +149,7 @@ def _plan(base: Config, algorithm: str, seed: int, values: Mapping[str, Any]) ->
     config: Config = from_dict({**_merge(nested), "algorithm": algorithm}, base)
     make_algorithm(config)
     suffixes = [f"{option(path).removeprefix('--')}{_spell(value)}" for path, value in values.items()]
-    return Plan("_".join([algorithm, heterogeneity(config.data), f"seed{seed}", *suffixes]), config)
+    return Plan("_".join([algorithm, heterogeneity(options_of(config)), f"seed{seed}", *suffixes]), config)
 
 
 def _merge(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

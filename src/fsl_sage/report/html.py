@@ -14,9 +14,8 @@ from matplotlib import colormaps
 from matplotlib.colors import to_hex
 from plotly.offline import get_plotlyjs
 
-from fsl_sage.config import option, to_dict
+from fsl_sage.config import option
 from fsl_sage.report.figures import Drawing
-from fsl_sage.report.options import flatten
 from fsl_sage.report.study import ACCURACY, COSINE, LOSS, NMSE, Metric, Series, Study
 from fsl_sage.report.style import style
 from fsl_sage.report.tables import Cell, Table, to_html
@@ -57,15 +56,17 @@ def _lead(study: Study) -> str:
         unique = list(dict.fromkeys(values))
         return " and ".join([", ".join(unique[:-1]), unique[-1]] if len(unique) > 1 else unique)
 
-    configs = [run.config for run in study.runs]
-    runs = f"{len(configs)} run{'s' if len(configs) > 1 else ''}"
+    runs = f"{len(study.runs)} run{'s' if len(study.runs) > 1 else ''}"
     unfinished = sum(run.stopped is None for run in study.runs)
     return (
-        f"{told([config.model.name for config in configs])} on {told([config.data.name for config in configs])}, "
-        f"{told([str(config.clients) for config in configs])} clients: "
-        f"{told([style(name).name for name in study.algorithms])}. "
+        f"{told(_all(study, 'model.name'))} on {told(_all(study, 'data.name'))}, "
+        f"{told(_all(study, 'clients'))} clients: {told([style(name).name for name in study.algorithms])}. "
         f"{runs}{f', {unfinished} of them unfinished' if unfinished else ''}."
     )
+
+
+def _all(study: Study, path: str) -> list[str]:
+    return [str(run.options[path]) for run in study.runs]
 
 
 def _notes(notes: Sequence[str]) -> str:
@@ -96,7 +97,7 @@ def _finding(setting: str, target: str, lines: Sequence[tuple[float, Any]]) -> s
     for gib, (row, record) in lines[1:]:
         name = html.escape(style(record["algorithm"]).name)
         if math.isfinite(gib):
-            told = f"{gib:.2f} GiB ({gib / first_gib:.1f} ×)"
+            told = f"{gib:.3g} GiB ({gib / first_gib:.1f} ×)"
         elif record["reached"]:
             told = f"{record['reached']} of {record['seeds']} seeds"
         else:
@@ -104,7 +105,7 @@ def _finding(setting: str, target: str, lines: Sequence[tuple[float, Any]]) -> s
         items.append(f"<li><span>{name}</span><span>{html.escape(told)}</span></li>")
     return (
         f'<div class="finding"><p class="where">{where}</p><p class="winner"><i style="background:{look.colour}"></i>'
-        f"{html.escape(look.name)}: {first_gib:.2f} GiB</p><ul>{''.join(items)}</ul></div>"
+        f"{html.escape(look.name)}: {first_gib:.3g} GiB</p><ul>{''.join(items)}</ul></div>"
     )
 
 
@@ -124,7 +125,7 @@ def _figure(drawing: Drawing, png: bytes) -> str:
 
 
 def _configuration(study: Study) -> str:
-    options = [flatten(to_dict(run.config)) for run in study.runs]
+    options = [run.options for run in study.runs]
     hidden = {"out", "workers", "seed", "algorithm"}
     same = {
         path: value
@@ -144,9 +145,9 @@ def _configuration(study: Study) -> str:
 
 
 def _own_options(series: Series, paths: Sequence[str]) -> list[str]:
-    own = [flatten(to_dict(run.config)) for run in series.all_runs]
-    seeds = ", ".join(str(run.config.seed) for run in series.all_runs)
-    values = (dict.fromkeys(_text(each[path]) for each in own) for path in paths)
+    own = [run.options for run in series.all_runs]
+    seeds = ", ".join(str(run.seed) for run in series.all_runs)
+    values = (dict.fromkeys(_text(each.get(path)) for each in own) for path in paths)
     return [series.algorithm, seeds, *(", ".join(each) for each in values)]
 
 

@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 from fsl_sage.config import Config
 from fsl_sage.errors import InputError
 from fsl_sage.records.run_directory import RunDirectory
+from fsl_sage.report.options import flatten, options_of
 from fsl_sage.wire.ledger import GIB
 from fsl_sage.wire.message import AUXILIARY
 
@@ -22,7 +23,8 @@ class Run:
 
     name: str
     """The directory, relative to the folder of the report."""
-    config: Config
+    options: Mapping[str, Any]
+    """The configuration by path, as it was written down: a report must read runs of other versions too."""
     metrics: list[dict[str, Any]]
     stopped: str | None
     """Which stop rule ended it; None while it is unfinished."""
@@ -34,6 +36,16 @@ class Run:
     """Training examples [clients, classes], and the classes' names."""
     environment: str
     """Versions and machine."""
+
+    @property
+    def algorithm(self) -> str:
+        """Its name."""
+        return str(self.options["algorithm"])
+
+    @property
+    def seed(self) -> int:
+        """The seed."""
+        return int(self.options["seed"])
 
     def values(self, name: str) -> np.ndarray:
         """[rounds] One metric; NaN where it does not apply."""
@@ -68,19 +80,23 @@ def load_runs(folder: Path) -> tuple[list[Run], list[str]]:
 
 
 def _load(name: str, directory: RunDirectory) -> Run:
-    config = directory.config()
+    options, environment = _configuration(directory)
     metrics = _readable(directory.metrics_file, directory.metrics)
     result = _readable(directory.result_file, directory.result)
     busiest, auxiliary = _from_ledger(directory, len(metrics))
     stopped = result["stopped"] if result else None
     classes = _readable(directory.classes_file, directory.classes)
-    return Run(name, config, metrics, stopped, busiest, auxiliary, classes, _environment(directory))
+    return Run(name, options, metrics, stopped, busiest, auxiliary, classes, environment)
 
 
-def _environment(directory: RunDirectory) -> str:
-    written = json.loads(directory.config_file.read_text())
+def _configuration(directory: RunDirectory) -> tuple[dict[str, Any], str]:
+    """The options, with today's defaults for those that were not there yet; versions and machine."""
+    written = _readable(directory.config_file, lambda: json.loads(directory.config_file.read_text()))
+    if not isinstance(written, dict) or not isinstance(written.get("config"), dict):
+        raise InputError("config.json is not a run's configuration.")
     versions = [f"{name} {number}" for name, number in written.get("versions", {}).items()]
-    return ", ".join([*versions, *written.get("machine", {}).values()])
+    environment = ", ".join([*versions, *written.get("machine", {}).values()])
+    return {**options_of(Config()), **flatten(written["config"])}, environment
 
 
 def _readable(file: Path, read: Callable[[], Any]) -> Any:

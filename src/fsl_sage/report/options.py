@@ -5,7 +5,7 @@ from typing import Any
 
 from fsl_sage.algorithms import ALGORITHMS
 from fsl_sage.algorithms.fsl_sage import FSLSAGE
-from fsl_sage.config import NO_PART_OF_THE_RESULT, Config, DataConfig, to_dict
+from fsl_sage.config import NO_PART_OF_THE_RESULT, Config, to_dict
 
 HETEROGENEITY = "heterogeneity"
 """The one name under which the partition and its parameter are compared."""
@@ -36,18 +36,23 @@ def option_path(name: str) -> str:
     return name.strip().removeprefix("--").replace("-", "_")
 
 
-def settings_of(config: Config) -> dict[str, Any]:
-    """All options that may be a setting of a comparison; the partition is one of them, as `heterogeneity`."""
-    flat = flatten(to_dict(config))
-    kept = {path: value for path, value in flat.items() if path not in _NO_SETTING | _PARTITION}
-    return {HETEROGENEITY: heterogeneity(config.data), **kept}
+def options_of(config: Config) -> dict[str, Any]:
+    """All options by path, as plain values."""
+    return flatten(to_dict(config))
 
 
-def heterogeneity(data: DataConfig) -> str:
+def settings_of(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those options that may be a setting of a comparison; the partition is one of them, as `heterogeneity`."""
+    kept = {path: value for path, value in options.items() if path not in _NO_SETTING | _PARTITION}
+    return {HETEROGENEITY: heterogeneity(options), **kept}
+
+
+def heterogeneity(options: Mapping[str, Any]) -> str:
     """The partition as it stands in the names of runs: iid, alpha0.1 or shards2."""
-    if data.partition == "dirichlet":
-        return f"alpha{data.alpha:g}"
-    return f"shards{data.shards_per_client}" if data.partition == "shards" else IID
+    partition = options["data.partition"]
+    if partition == "dirichlet":
+        return f"alpha{options['data.alpha']:g}"
+    return f"shards{options['data.shards_per_client']}" if partition == "shards" else str(partition)
 
 
 def dirichlet_alpha(name: str) -> float | None:

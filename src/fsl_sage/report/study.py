@@ -208,18 +208,20 @@ class Study:
 
 def make_study(runs: Sequence[Run]) -> Study:
     """Sort runs into series and settings."""
-    options = [settings_of(run.config) for run in runs]
+    options = [settings_of(run.options) for run in runs]
     values: dict[tuple[str, str], set[Any]] = defaultdict(set)
     for run, own in zip(runs, options, strict=True):
         for path, value in own.items():
-            values[run.config.algorithm, path].add(_hashable(value))
+            if concerns(run.algorithm, path) or (path, run.algorithm) == ("align_until", "fsl-sage"):
+                values[run.algorithm, path].add(_hashable(value))
     varying = sorted({path for (_, path), seen in values.items() if len(seen) > 1}, key=_place_of_option)
     order = _order_of_values(runs, options)
     groups: dict[tuple[str, tuple[Any, ...]], list[Run]] = defaultdict(list)
     for run, own in zip(runs, options, strict=True):
-        name = run.config.algorithm
-        concerned = [path for path in varying if concerns(name, path) or len(values[name, path]) > 1]
-        groups[name, tuple((path, _hashable(own[path])) for path in concerned)].append(run)
+        name = run.algorithm
+        # Single runs of fsl-sage may differ in align_until too; in a comparison it aligns to the end in every setting.
+        parting = [path for path in varying if concerns(name, path) or len(values[name, path]) > 1]
+        groups[name, tuple((path, _hashable(own.get(path))) for path in parting)].append(run)
     series = [Series(name, Setting(dict(own)), tuple(members)) for (name, own), members in groups.items()]
     series.sort(key=lambda each: (order(each.setting), rank(each.algorithm), each.algorithm))
     return Study(tuple(runs), tuple(varying), tuple(series), _meeting_points(series))

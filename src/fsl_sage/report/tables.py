@@ -135,7 +135,13 @@ def _ranked(values: Sequence[Spread | None], metric: Metric) -> list[Cell]:
 
 
 def default_target(study: Study, setting: Setting) -> float | None:
-    """The highest whole 5 % that two algorithms of the setting reach with every seed (the only one, if it is alone)."""
+    """The accuracy that ends the runs, if one does.
+
+    Else the highest whole 5 % that two algorithms of the setting reach with every seed (the only one, if it is alone).
+    """
+    asked = {run.options["target_accuracy"] for series in study.within(setting) for run in series.runs}
+    if len(asked) == 1 and None not in asked:
+        return float(asked.pop())
     lowest = sorted(
         (min(float(run.values(ACCURACY.key).max()) for run in each.runs) for each in study.within(setting)),
         reverse=True,
@@ -196,11 +202,18 @@ def _deviation(values: Sequence[float]) -> str:
     if len(values) < 2:
         return ""
     mean = sum(values) / len(values)
-    return f"{math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1)):.3f}"
+    return gib_text(math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1)), like=mean)
+
+
+def gib_text(amount: float, like: float | None = None) -> str:
+    """GiB to three decimals, or to three digits where there is little; `like`: as many as another amount has."""
+    size = amount if like is None else like
+    decimals = 3 if size >= 0.1 or size <= 0 else 2 - math.floor(math.log10(size))
+    return f"{amount:.{decimals}f}"
 
 
 def _target_row(setting: Setting, target: float, line: dict[str, Any]) -> list[Cell]:
-    gib = Cell(f"{line['gib']:.3f}", line["spread"], line["rank"] if line["rank"] <= 2 else 0) if line["gib"] else None
+    gib = Cell(gib_text(line["gib"]), line["spread"], line["rank"] if line["rank"] <= 2 else 0) if line["gib"] else None
     ratio = f"{line['ratio']:.2f}" if line["ratio"] else f"> {line['at_least']:.2f}" if line["at_least"] else DASH
     return [
         Cell(setting.label or DASH),
@@ -208,7 +221,7 @@ def _target_row(setting: Setting, target: float, line: dict[str, Any]) -> list[C
         Cell(style(line["algorithm"]).name),
         Cell(f"{line['reached']}/{line['seeds']}"),
         Cell(f"{line['rounds']:.1f}".removesuffix(".0") if line["rounds"] else DASH),
-        gib or Cell(f"> {line['moved']:.3f}"),
+        gib or Cell(f"> {gib_text(line['moved'])}"),
         Cell(ratio),
     ]
 
@@ -233,9 +246,9 @@ def _run_record(series: Series, run: Run, metric: Metric) -> dict[str, Any]:
     last = run.metrics[-1]
     return {
         "run": run.name,
-        "algorithm": run.config.algorithm,
+        "algorithm": run.algorithm,
         "setting": series.setting.label,
-        "seed": run.config.seed,
+        "seed": run.seed,
         "ended": run.stopped or "unfinished",
         "rounds": len(run.metrics),
         "best": round(metric.best(values), 4),
