@@ -1,0 +1,50 @@
+import json
+
+import pytest
+import torch
+
+from fsl_sage.errors import InputError
+from fsl_sage.records.files import load_tensors, save_tensors, write_json
+
+
+def test_tensors_and_values_come_back(tmp_path):
+    shared = torch.randn(3, 4)
+    tensors = {
+        "a": shared,
+        "b": shared,  # the same tensor under another name
+        "view": shared[1:],
+        "transposed": shared.t(),
+        "scalar": torch.tensor(7),
+        "empty": torch.zeros(0, 3),
+        "half": torch.ones(2, dtype=torch.bfloat16),
+    }
+    path = tmp_path / "x.safetensors"
+    save_tensors(path, tensors, {"round": 3})
+    loaded, values = load_tensors(path)
+    assert values == {"round": 3}
+    assert loaded.keys() == tensors.keys()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_what_is_shared_is_written_once(tmp_path):
+    tensor = torch.zeros(1000)
+    save_tensors(tmp_path / "one", {"a": tensor})
+    save_tensors(tmp_path / "ten", {str(i): tensor for i in range(10)})
+    assert (tmp_path / "ten").stat().st_size < (tmp_path / "one").stat().st_size + 1000
+
+
+def test_a_torn_or_missing_file_is_an_input_error(tmp_path):
+    path = tmp_path / "x.safetensors"
+    save_tensors(path, {"a": torch.zeros(100)})
+    path.write_bytes(path.read_bytes()[:-7])
+    for bad in (path, tmp_path / "none"):
+        with pytest.raises(InputError, match="cannot be read"):
+            load_tensors(bad)
+
+
+def test_a_write_replaces_the_whole_file(tmp_path):
+    path = tmp_path / "x.json"
+    write_json(path, {"a": "long" * 100})
+    write_json(path, {"a": 1})
+    assert json.loads(path.read_text()) == {"a": 1}
