@@ -213,11 +213,11 @@ def compare_command(args: Sequence[str]) -> None:
     jobs = prepare(plans, folder)
     try:
         run_grid(jobs, folder, *side_by_side(arguments.config, len(jobs), arguments.jobs), Progress(OUT, jobs))
+        if any(job.state == "finished" for job in jobs):
+            print_report(OUT, write_report(folder, folder / "report", arguments.report))
     except KeyboardInterrupt:
         ERRORS.print("\nStopped. Go on with the same command.")
         sys.exit(130)
-    if any(job.state == "finished" for job in jobs):
-        print_report(OUT, write_report(folder, folder / "report", arguments.report))
     raise_failures(jobs)
 
 
