@@ -88,10 +88,10 @@ def play(
     # 1. The roles: data, model, clients and servers; as they were at the last checkpoint, if there is one.
     federation, metrics = _restore(directory, config, build or _build)
     trackers = [*trackers, *(TRACKERS[name]() for name in config.track)]
-    for tracker in trackers:
-        tracker.start(config, directory.path, metrics)
     lost = -1
     try:
+        for tracker in trackers:
+            tracker.start(config, directory.path, metrics)
         # 2. The rounds, until a stop rule is met.
         while (stopped := stop_reason(config, metrics)) is None:
             t = len(metrics)
