@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("flwr")
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fsl_sage.config import from_dict
 from fsl_sage.deploy.app import agree, write_app, write_sites
@@ -20,7 +20,7 @@ from fsl_sage.engines.flower.agreement import read_agreement, write_agreement
 from fsl_sage.engines.flower.client_app import make_client_app
 from fsl_sage.engines.flower.inspection import Inspector, RejectedError
 from fsl_sage.engines.flower.node_state import NodeState
-from fsl_sage.engines.flower.records import ABOUT, TENSORS, Assignment, pack, unpack
+from fsl_sage.engines.flower.records import ABOUT, TENSORS, Assignment, unpack
 from fsl_sage.engines.setup import dry_setup
 from fsl_sage.errors import InputError, TrainingError
 from fsl_sage.experiment import run
@@ -30,6 +30,7 @@ from fsl_sage.wire.message import nbytes
 
 from ..conftest import TINY
 from .flower_grid import InProcessGrid
+from .hostile import HOSTILE
 
 OPTIONS = {"data": "", "timeout": 2.0, "minimum": 1, "join-timeout": 0.2}
 NOT_COMPARED = ("seconds", "elapsed_seconds", "failures", "rejected")
@@ -46,6 +47,7 @@ class Deployment:
         self.sites = write_sites(directory / "sites", shares, self.agreement)
         self.config_file = directory / "app" / "fsl_sage_app" / "config.toml"
         self.run_directory = directory / "run"
+        self.states = directory / "state"
 
     def grid(self, clients=None, **options):
         grid = InProcessGrid(make_client_app(self.config_file), **options)
@@ -54,7 +56,7 @@ class Deployment:
         return grid
 
     def join(self, grid, client, name=""):
-        return grid.join(client, self.sites[client], self.directory / "state", name)
+        return grid.join(client, self.sites[client], self.states, name)
 
     def serve(self, grid, **options):
         options = {**OPTIONS, "run-directory": str(self.run_directory), **options}
@@ -65,7 +67,7 @@ class Deployment:
 
     def state(self, client):
         run = json.loads((self.run_directory / "federation.json").read_text())["run"]
-        return NodeState(self.directory / "state", run, client)
+        return NodeState(self.states, run, client)
 
 
 @pytest.fixture(autouse=True)
@@ -203,6 +205,16 @@ def test_a_replayed_round_without_the_matching_state_is_refused_with_the_reason(
     assert "does not have the client's state after round 0; it has those after: none" in reply.error.reason
 
 
+def test_a_node_with_another_release_refuses_its_round(deploy, monkeypatch):
+    deployment = deploy()
+    monkeypatch.setattr("fsl_sage.engines.flower.site.version", lambda name: "0.0.7")
+    grid = deployment.grid([0])
+    assignment = Assignment("a" * 32, 0, 0, -1, -1, {}, {})
+    (id,) = grid.push_messages([Message(assignment.records(), next(iter(grid.nodes)), "train")])
+    (reply,) = grid.pull_messages([id])
+    assert re.search(r"The server runs fsl-sage .*, this node 0\.0\.7", reply.error.reason)
+
+
 def test_a_node_that_lost_its_state_is_missing_and_the_run_goes_on(deploy):
     deployment = deploy(rounds=3)
 
@@ -265,29 +277,44 @@ def test_fewer_than_the_minimum_end_the_run_and_keep_the_checkpoint(deploy):
     def silent(client, message, reply):
         return None if message.metadata.group_id == "1" and client else reply
 
-    with pytest.raises(TrainingError, match="Only 1 clients answered in round 1, but 'minimum' is 2"):
+    with pytest.raises(TrainingError, match="Only 1 of 3 clients answered in round 1, but 'minimum' is 2"):
         deployment.serve(deployment.grid(tamper=silent), minimum=2, timeout=0.1)
-    with pytest.raises(TrainingError, match="Only 1 clients are connected in round 1, but 'minimum' is 2"):
+    with pytest.raises(TrainingError, match="Only 1 of 3 clients are connected in round 1, but 'minimum' is 2"):
         deployment.serve(deployment.grid([0]), minimum=2)
     assert len(deployment.metrics()) == 1
     assert_same_run(deployment.serve(deployment.grid()).directory, run(deployment.config).directory)
 
 
-def test_two_nodes_cannot_be_the_same_client_nor_a_registered_key_another_client(deploy, capsys):
+def test_two_nodes_cannot_be_the_same_client_and_a_registered_name_decides(deploy, capsys):
     deployment = deploy(rounds=1)
     grid = deployment.grid([0])
     second, impostor = deployment.join(grid, 0), deployment.join(grid, 1, name="client-2")
+    stranger = deployment.join(grid, 0, name="client-9")
     deployment.serve(grid)
     said = capsys.readouterr().out
-    assert f"Node {impostor} cannot take part: it says to be client 1 but its key is registered as client-2" in said
     assert f"is node {second}" not in said
-    assert deployment.metrics()[0]["missing"] == [1, 2]
+    assert f"Node {stranger} cannot take part: there is no client 9, only 0 to 2" in said
+    assert f"Client 2 is node {impostor}" in said  # whatever its --node-config says, and its site then refuses
+    assert deployment.metrics()[0]["failures"] == {
+        "1": "it is not connected",
+        "2": "A message for client 2 came to the node of client 1.",
+    }
+
+
+def test_nodes_with_registered_names_are_not_asked(deploy):
+    deployment = deploy(rounds=1)
+    grid = deployment.grid([])
+    for client in range(3):
+        deployment.join(grid, client, name=f"client-{client}")
+    deployment.serve(grid)
+    assert [message.metadata.message_type for message in grid.sent] == ["train"] * 3 + ["query.finish"] * 3
+    assert deployment.metrics()[0]["missing"] == []
 
 
 def test_a_site_whose_data_are_not_as_agreed_says_so_before_the_first_round(deploy, capsys):
     deployment = deploy(rounds=1)
     grid = deployment.grid([0, 1])
-    grid.join(2, deployment.sites[0].parent, deployment.directory / "state")  # a directory: all sites' archives
+    grid.join(2, deployment.sites[0].parent, deployment.states)  # a directory: all sites' archives
     deployment.serve(grid)
     assert "cannot take part: Client 2 has 150 images here but 50 in the agreement" in capsys.readouterr().out
 
@@ -314,64 +341,6 @@ def honest(tmp_path_factory):
 
 def a_copy(content):
     return RecordDict({ABOUT: ConfigRecord({**content[ABOUT]}), TENSORS: ArrayRecord({**content[TENSORS]})})
-
-
-def tensors(**changes):
-    """Spoils the first tensor whose path holds the given words."""
-    ((words, change),) = changes.items()
-
-    def spoil(content):
-        all = unpack(content[TENSORS])
-        path = next(path for path in sorted(all) if words.replace("_", "/") in path)
-        changed = change(all.pop(path))
-        content[TENSORS] = pack(all if changed is None else {**all, path: changed})
-
-    return spoil
-
-
-def more(path, tensor):
-    def spoil(content):
-        content[TENSORS] = pack({**unpack(content[TENSORS]), path: tensor})
-
-    return spoil
-
-
-def about(**changes):
-    return lambda content: content[ABOUT].update(changes)
-
-
-def block(style, data):
-    def spoil(content):
-        content[TENSORS] = ArrayRecord({"block": Array("uint8", (len(data),), style, data)})
-
-    return spoil
-
-
-HOSTILE = {
-    "shape": (tensors(weights_client=lambda x: x[..., :1].clone()), "has the shape"),
-    "upload's shape": (tensors(activations=lambda x: x[:-1].clone()), "has the shape"),
-    "dtype": (tensors(weights_client=lambda x: x.double()), "is torch.float64 instead of torch.float32"),
-    "nan": (tensors(weights_client=lambda x: x * float("nan")), "not finite"),
-    "infinite": (tensors(activations=lambda x: x.fill_(float("inf"))), "not finite"),
-    "label too high": (tensors(labels=lambda y: y + 10), "labels outside 0 to 9"),
-    "label below 0": (tensors(labels=lambda y: y - 100), "labels outside 0 to 9"),
-    "a weight is missing": (tensors(weights_client=lambda x: None), "it lacks 'weights/client/"),
-    "labels are missing": (tensors(labels=lambda y: None), "it lacks 'upload/0/labels/labels'"),
-    "something more": (more("weights/server/x", torch.zeros(1)), "it has 'weights/server/x', which nobody asked for"),
-    "oversized": (more("upload/99/activations/0", torch.zeros(100_000)), "it is too large"),
-    "another round": (about(round=7), "its round is 7 instead of 0"),
-    "another run": (about(run="b" * 32), "its run is bbbb"),
-    "another client": (about(client=0), "its client is 0 instead of 2"),
-    "no round": (lambda content: content[ABOUT].pop("round"), "its round is None instead of 0"),
-    "loss": (about(**{"loss/client_loss": float("nan")}), "its client_loss is nan"),
-    "loss that is no number": (about(**{"loss/client_loss": "x" * 999}), "its client_loss is xxx"),
-    "loss of a kind": (about(**{"loss/x": 1.0}), "not all was asked for"),
-    "garbage": (block("safetensors", b"not a tensor"), "damaged"),
-    "lying header": (block("safetensors", (2**60).to_bytes(8, "little") + b"{}"), "damaged"),
-    "pickle": (block("cloudpickle", b"\x80\x04N."), "not one safetensors block"),
-    "no tensors": (lambda content: content.pop(TENSORS), "it has the records 'about'"),
-    "nothing": (lambda content: content.clear(), "it has the records nothing"),
-}
 
 
 def test_an_honest_report_passes(honest):
@@ -409,7 +378,7 @@ def test_after_hostile_replies_the_model_is_as_if_they_had_not_come(deploy, caps
     assert result.metrics[1]["rejected"]["2"].startswith(f"node {node}: ")
     assert f"Client 2 is missing: node {node}: " in capsys.readouterr().out
 
-    shutil.rmtree(deployment.directory / "state")
+    shutil.rmtree(deployment.states)
     deployment.run_directory = deployment.directory / "silent"
     deployment.serve(deployment.grid(tamper=silent), timeout=0.1)
     assert_same_run(result.directory, deployment.run_directory)

@@ -6,7 +6,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 
@@ -60,10 +61,15 @@ class LoopbackFederation:
                 raise TrainingError(f"The SuperLink did not start:\n{self.log('superlink')}")
             time.sleep(0.1)
 
-    def register(self, client: int) -> None:
-        """Make a key for a client's node and let the SuperLink know it."""
-        public = write_node_key(self.key(client))
-        self.flwr("supernode", "register", str(public), NAME, "--name", f"client-{client}")
+    def register(self, clients: Iterable[int]) -> None:
+        """Make a key for each client's node and let the SuperLink know it."""
+
+        def one(client: int) -> None:
+            public = write_node_key(self.key(client))
+            self.flwr("supernode", "register", str(public), NAME, "--name", f"client-{client}")
+
+        with ThreadPoolExecutor() as side_by_side:
+            list(side_by_side.map(one, clients))
 
     def start_node(self, client: int, data: Path, superlink_port: int | None = None) -> subprocess.Popen[bytes]:
         """The SuperNode of a client."""

@@ -3,7 +3,6 @@
 import logging
 import os
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,8 +33,7 @@ def make_client_app(config_file: Path, mods: Sequence[Any] = ()) -> ClientApp:
     def hello(message: Message, context: Context) -> Message:
         """Which client this node is; its data are read, so that a fault shows before the first round."""
         site = _careful(lambda: _site(config_file, context))
-        about: dict[str, Any] = {"client": site.client, "version": version("fsl-sage")}
-        return Message(RecordDict({ABOUT: ConfigRecord(about)}), reply_to=message)
+        return Message(RecordDict({ABOUT: ConfigRecord({"client": site.client})}), reply_to=message)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:

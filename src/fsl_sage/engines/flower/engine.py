@@ -26,6 +26,9 @@ from fsl_sage.roles.work import Parts
 from fsl_sage.wire.ledger import Ledger
 from fsl_sage.wire.message import Message, Tensors
 
+GRACE = 60.0
+"""Seconds for which Flower keeps a message beyond its round, so that it is this engine that calls a reply late."""
+
 
 @dataclass(frozen=True)
 class Rules:
@@ -67,17 +70,7 @@ class FlowerEngine(Engine):
         self._remarks = {"failures": {}, "rejected": {}}
         nodes = self._gather(t, clients)
         held = self._held(delivery.received)
-        messages = {
-            client: FlowerMessage(
-                self._assignment(t, client, held, delivery).records(),
-                nodes[client],
-                "train",
-                ttl=self._rules.timeout,
-                group_id=str(t),
-            )
-            for client in clients
-            if client in nodes
-        }
+        messages = {client: self._message("train", t, client, nodes[client], held, delivery) for client in nodes}
         answers = self._courier.exchange(messages, self._rules.timeout)
         # By client, never by arrival.
         reports = {
@@ -85,7 +78,7 @@ class FlowerEngine(Engine):
             for client in sorted(answers)
             if (report := self._inspect(t, client, nodes[client], answers[client])) is not None
         }
-        self._require(t, len(reports), "answered")
+        self._require(t, clients, len(reports), "answered")
         self._server.take(t, {client: report.uploads for client, report in reports.items()}, ledger)
         for client in reports:
             self._has[client] = held
@@ -103,9 +96,9 @@ class FlowerEngine(Engine):
             if last_look or len(nodes) >= enough:
                 break
             time.sleep(POLL)
-        self._require(t, len(nodes), "are connected")
+        self._require(t, clients, len(nodes), "are connected")
         self._started = True
-        for client in set(clients) - nodes.keys():
+        for client in sorted(set(clients) - nodes.keys()):
             self._note("failures", client, "it is not connected")
         return nodes
 
@@ -113,11 +106,19 @@ class FlowerEngine(Engine):
         """The newest weights of all parts that a client holds."""
         return {part: received.get(part, self.setup.initial[part]) for part in self.setup.algorithm.holds}
 
-    def _assignment(self, t: int, client: int, held: Parts, delivery: Delivery) -> Assignment:
+    def _message(self, kind: str, t: int, client: int, node: int, held: Parts, delivery: Delivery) -> FlowerMessage:
         had = self._has.get(client, {})
         lacks = {part: tensors for part, tensors in held.items() if had.get(part) is not tensors}
-        mail = delivery.mail.get(client, {})
-        return Assignment(self._inspector.run, t, client, self._last[client], self._checkpointed[client], lacks, mail)
+        assignment = Assignment(
+            self._inspector.run,
+            t,
+            client,
+            after=self._last[client],
+            keep=self._checkpointed[client],
+            held=lacks,
+            mail=delivery.mail.get(client, {}),
+        )
+        return FlowerMessage(assignment.records(), node, kind, ttl=self._rules.timeout + GRACE, group_id=str(t))
 
     def _inspect(self, t: int, client: int, node: int, answer: FlowerMessage | str) -> Report | None:
         if isinstance(answer, str):
@@ -133,11 +134,11 @@ class FlowerEngine(Engine):
         self._remarks[kind][str(client)] = reason
         self._tell(f"Client {client} is missing: {reason}")
 
-    def _require(self, t: int, count: int, what: str) -> None:
-        if count < self._rules.minimum:
+    def _require(self, t: int, clients: Sequence[int], count: int, what: str) -> None:
+        if count < min(self._rules.minimum, len(clients)):
             raise TrainingError(
-                f"Only {count} clients {what} in round {t}, but 'minimum' is {self._rules.minimum}; the last "
-                "checkpoint is kept: go on with the same 'flwr run'."
+                f"Only {count} of {len(clients)} clients {what} in round {t}, but 'minimum' is {self._rules.minimum}; "
+                "the last checkpoint is kept: go on with the same 'flwr run'."
             )
 
     def remarks(self) -> dict[str, Any]:
@@ -148,9 +149,7 @@ class FlowerEngine(Engine):
         """After the last round: every client that is connected gets the final weights and drops its states."""
         held = self._held(delivery.received)
         messages = {
-            client: FlowerMessage(
-                self._assignment(t, client, held, delivery).records(), node, f"query.{FINISH}", ttl=self._rules.timeout
-            )
+            client: self._message(f"query.{FINISH}", t, client, node, held, delivery)
             for client, node in self._roster.present().items()
         }
         for client, answer in self._courier.exchange(messages, self._rules.timeout).items():

@@ -5,7 +5,8 @@ Flower, which moves every array by a request of its own, has one to move instead
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import Any
 
 import safetensors.torch
@@ -34,10 +35,12 @@ class Assignment:
     """The weights of the parts that the client holds and has not got yet."""
     mail: Mapping[str, Tensors]
     """Messages that waited for it, by kind."""
+    version: str = field(default_factory=lambda: version("fsl-sage"))
+    """Of the server: another one at the node might compute other numbers."""
 
     def records(self) -> RecordDict:
         """As Flower carries it."""
-        about = {name: getattr(self, name) for name in ("run", "round", "client", "after", "keep")}
+        about = {name: getattr(self, name) for name in ("run", "round", "client", "after", "keep", "version")}
         tensors = _flat("held", self.held) | _flat("mail", self.mail)
         return RecordDict({ABOUT: ConfigRecord(about), TENSORS: pack(tensors)})
 
@@ -50,7 +53,8 @@ class Assignment:
             groups[group].setdefault(key, {})[name] = tensor
         about = records.config_records[ABOUT]
         round, client, after, keep = (int(about[name]) for name in ("round", "client", "after", "keep"))  # type: ignore[arg-type]
-        return cls(str(about["run"]), round, client, after, keep, groups["held"], groups["mail"])
+        release = str(about["version"])
+        return cls(str(about["run"]), round, client, after, keep, groups["held"], groups["mail"], release)
 
 
 @dataclass(frozen=True)

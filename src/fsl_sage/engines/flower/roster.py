@@ -1,14 +1,13 @@
 """Which node is which client.
 
-Flower's node ids are random, so a node that appears is asked which client it is. With authenticated nodes an id belongs
-to a registered key, and a key that was registered under the name `client-N` can be nobody but client N.
+Flower's node ids are random. A key that was registered under the name `client-N` is client N and nobody else; a node
+without such a name is asked which client it is, by its --node-config.
 """
 
 import re
-from collections.abc import Callable
-from importlib.metadata import version
+from collections.abc import Callable, Mapping
 
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 
 from fsl_sage.engines.flower.client_app import HELLO
@@ -20,7 +19,7 @@ HELLO_SECONDS = 300.0
 
 
 class Roster:
-    """The nodes that have said which client they are."""
+    """The nodes by client."""
 
     def __init__(self, courier: Courier, clients: int, tell: Callable[[str], None]) -> None:
         self._courier = courier
@@ -30,17 +29,21 @@ class Roster:
         self._asked: dict[str, NodeInfo] = {}
         """The nodes that have been asked, by the id of the message."""
         self._refused: dict[int, str] = {}
-        """By node, when the one that was refused had arrived: it is asked again when it is started anew."""
+        """By node, when the one that was refused had arrived: it is heard again when it is started anew."""
 
     def present(self) -> dict[int, int]:
         """The node of every client that is connected. New nodes are asked who they are, without waiting for them."""
         nodes = self._courier.nodes()
         for id, answer in self._courier.collect(self._asked).items():
             self._hear(self._asked.pop(id), answer, nodes)
-        self._ask([node for id, node in nodes.items() if self._is_new(id, node)])
+        unknown = [node for id, node in nodes.items() if self._is_unknown(id, node)]
+        for node in unknown:
+            if named := re.fullmatch(r"client-(\d+)", node.name):
+                self._enter(node, int(named[1]), nodes)
+        self._ask([node for node in unknown if not re.fullmatch(r"client-\d+", node.name)])
         return {client: node for node, client in self._client_of.items() if node in nodes}
 
-    def _is_new(self, id: int, node: NodeInfo) -> bool:
+    def _is_unknown(self, id: int, node: NodeInfo) -> bool:
         waiting = any(id == asked.node_id for asked in self._asked.values())
         return not (id in self._client_of or waiting or self._refused.get(id) == node.last_activated_at)
 
@@ -51,27 +54,23 @@ class Roster:
         }
         self._asked |= {id: nodes[place] for id, place in self._courier.send(hellos).items()}
 
-    def _hear(self, node: NodeInfo, answer: Message | str, nodes: dict[int, NodeInfo]) -> None:
-        refusal = answer if isinstance(answer, str) else self._claim(node, answer.content, nodes)
-        if refusal is not None:
-            self._refused[node.node_id] = node.last_activated_at
-            self._tell(f"Node {node.node_id} cannot take part: {refusal}")
+    def _hear(self, node: NodeInfo, answer: Message | str, nodes: Mapping[int, NodeInfo]) -> None:
+        if isinstance(answer, str):
+            self._refuse(node, answer)
+        else:
+            about = answer.content.config_records.get(ABOUT)
+            self._enter(node, about.get("client") if about else None, nodes)
 
-    def _claim(self, node: NodeInfo, content: RecordDict, nodes: dict[int, NodeInfo]) -> str | None:
-        """Enter a node as the client that it says it is, or say why not."""
-        about = content.config_records.get(ABOUT) or ConfigRecord()
-        client, release = about.get("client"), about.get("version")
+    def _enter(self, node: NodeInfo, client: object, nodes: Mapping[int, NodeInfo]) -> None:
+        """Take a node for this client, unless another one that is connected is."""
         if not isinstance(client, int) or not 0 <= client < self._clients:
-            return f"it says to be client {printable(str(client), 60)}; there are 0 to {self._clients - 1}"
-        if release != version("fsl-sage"):
-            return f"it runs fsl-sage {printable(str(release), 60)}, the server {version('fsl-sage')}"
-        registered = re.fullmatch(r"client-(\d+)", node.name)
-        if registered and int(registered[1]) != client:
-            return f"it says to be client {client} but its key is registered as {node.name}"
-        holder = next((id for id, of in self._client_of.items() if of == client and id in nodes), None)
-        if holder is None:
+            self._refuse(node, f"there is no client {printable(str(client), 60)}, only 0 to {self._clients - 1}")
+        elif not any(of == client and id in nodes for id, of in self._client_of.items()):
             self._client_of = {id: of for id, of in self._client_of.items() if of != client}
             self._client_of[node.node_id] = client
             self._tell(f"Client {client} is node {node.node_id}")
-        # Else it is asked again: the other may be the same site before a restart, which Flower notices after a minute.
-        return None
+        # Else it is tried again: the other may be the same site before a restart, which Flower notices after a minute.
+
+    def _refuse(self, node: NodeInfo, reason: str) -> None:
+        self._refused[node.node_id] = node.last_activated_at
+        self._tell(f"Node {node.node_id} cannot take part: {reason}")

@@ -1,6 +1,7 @@
 """The client's side of a round: at the site, with its own images and its own state."""
 
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -58,6 +59,8 @@ class Site:
         node_state.finish({**_paths(held), **below("state/own/", kept), **_paths(assignment.mail)})
 
     def _node_state(self, assignment: Assignment) -> NodeState:
+        if assignment.version != version("fsl-sage"):
+            raise InputError(f"The server runs fsl-sage {assignment.version}, this node {version('fsl-sage')}.")
         if assignment.client != self.client:
             raise InputError(f"A message for client {assignment.client} came to the node of client {self.client}.")
         return NodeState(self.state, assignment.run, self.client)

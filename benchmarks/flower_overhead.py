@@ -1,0 +1,88 @@
+"""Bytes on the socket over payload, for ResNet-18 rounds on a real federation: python -m benchmarks.flower_overhead
+
+Every SuperNode reaches the SuperLink through a proxy that counts what passes in both directions: TLS, HTTP, polling,
+heartbeats and the app itself. The payload is what the run's ledger says. IP and TCP headers are not counted.
+"""
+
+import socket
+import tempfile
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+from fsl_sage.config import AlignmentConfig, Config, DataConfig, ModelConfig
+from fsl_sage.deploy.app import agree, write_app, write_sites
+from fsl_sage.deploy.processes import HOST, NAME, LoopbackFederation
+from fsl_sage.records.run_directory import RunDirectory
+
+CONFIG = Config(
+    algorithm="fsl-sage",
+    clients=3,
+    rounds=3,
+    batch_size=128,
+    upload_every=1,
+    align_every=2,
+    device="cpu",
+    data=DataConfig(name="cifar10-mini", train_images=768, test_images=100),
+    model=ModelConfig(name="resnet18", cut="layer2"),
+    alignment=AlignmentConfig(samples=128, steps=2),
+)
+
+
+class CountingProxy:
+    """Passes connections on to a port of this machine and counts the bytes."""
+
+    def __init__(self, target: int) -> None:
+        self.bytes = 0
+        self._target = target
+        self._lock = threading.Lock()
+        self._listener = socket.create_server((HOST, 0))
+        self.port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            near, _ = self._listener.accept()
+            far = socket.create_connection((HOST, self._target))
+            for source, sink in ((near, far), (far, near)):
+                threading.Thread(target=self._pump, args=(source, sink), daemon=True).start()
+
+    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+        try:
+            while data := source.recv(1 << 16):
+                sink.sendall(data)
+                with self._lock:
+                    self.bytes += len(data)
+            sink.shutdown(socket.SHUT_WR)
+        except OSError:  # one side is gone, and with it the connection
+            sink.close()
+
+
+def measure(config: Config, directory: Path) -> tuple[int, int]:
+    """(bytes on the sockets, payload) of a whole run."""
+    agreement, shares = agree(config, None)
+    write_app(directory / "app", config, agreement)
+    sites = write_sites(directory / "sites", shares, agreement)
+    with LoopbackFederation(directory / "federation") as federation:
+        federation.start_superlink()
+        federation.register(range(config.clients))
+        proxies = [CountingProxy(federation.port) for _ in sites]
+        for client, site in enumerate(sites):
+            federation.start_node(client, site, proxies[client].port)
+        options = f'run-directory="{directory / "run"}"'
+        federation.flwr("run", str(directory / "app"), NAME, "--stream", "--run-config", options)
+        metrics = RunDirectory(directory / "run").metrics()
+        return sum(proxy.bytes for proxy in proxies), metrics[-1]["bytes_total"]
+
+
+def main() -> None:
+    """Print the ratio for each algorithm that runs on Flower."""
+    for algorithm in ("fsl-sage", "cse-fsl", "fedavg"):
+        with tempfile.TemporaryDirectory() as directory:
+            moved, payload = measure(replace(CONFIG, algorithm=algorithm), Path(directory))
+        overhead = moved / payload - 1
+        print(f"{algorithm:10} {moved:>13,} on the sockets, {payload:>13,} payload: {overhead:.2%} more", flush=True)
+
+
+if __name__ == "__main__":
+    main()

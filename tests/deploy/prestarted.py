@@ -1,0 +1,68 @@
+"""Flower starts a process for every message, and each would spend seconds on importing torch. Here the commands that it
+finds by PATH ask one process, which has everything imported, to fork. The forked processes are as real as any: they
+have ids of their own, talk to Flower over its own channels, and can be killed."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+COMMANDS = ("flwr-clientapp", "flwr-serverapp")
+
+SHIM = """\
+#!{python} -IS
+import json, os, socket, sys
+with socket.socket(socket.AF_UNIX) as channel:
+    channel.connect({address!r})
+    channel.sendall(json.dumps([os.path.basename(sys.argv[0]), *sys.argv[1:]]).encode())
+"""
+
+
+def write_commands(directory: Path) -> Path:
+    """The commands, in a directory for PATH; returns the address that the server must listen on."""
+    address = directory / "socket"
+    directory.mkdir()
+    for name in COMMANDS:
+        command = directory / name
+        command.write_text(SHIM.format(python=sys.executable, address=str(address)))
+        command.chmod(0o755)
+    return address
+
+
+def start(address: Path, environment: dict[str, str], log: Path) -> "subprocess.Popen[bytes]":
+    """The server; it is ready when the socket is there."""
+    with open(log, "ab") as out:
+        command = [sys.executable, __file__, str(address)]
+        return subprocess.Popen(command, env=environment, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+
+
+def serve(address: str) -> None:
+    """Fork for every command that comes."""
+    from flwr.superlink.cli import flwr_serverapp
+    from flwr.supernode.cli import flwr_clientapp
+
+    import fsl_sage.deploy.server_app
+    import fsl_sage.engines.flower.client_app  # noqa: F401
+
+    commands = {"flwr-clientapp": flwr_clientapp, "flwr-serverapp": flwr_serverapp}
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(address)
+    listener.listen()
+    while True:
+        channel, _ = listener.accept()
+        with channel, channel.makefile("rb") as words:
+            arguments = json.load(words)
+        if os.fork() == 0:
+            listener.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            sys.argv = arguments
+            commands[arguments[0]]()
+            os._exit(0)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])
