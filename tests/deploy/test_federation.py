@@ -45,7 +45,7 @@ from pathlib import Path
 from fsl_sage.engines.flower.client_app import make_client_app
 from tests.deploy.misbehaviour import misbehave
 
-app = make_client_app(Path(__file__).with_name("config.toml"), [misbehave])
+app = make_client_app(Path(__file__).with_name("config.json"), [misbehave])
 """
 
 SERVER_APP = """\
@@ -55,7 +55,7 @@ from pathlib import Path
 from fsl_sage.deploy.server_app import make_server_app
 
 Path({pid!r}).write_text(str(os.getpid()))
-app = make_server_app(Path(__file__).with_name("config.toml"))
+app = make_server_app(Path(__file__).with_name("config.json"))
 """
 
 

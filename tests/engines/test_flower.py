@@ -45,7 +45,7 @@ class Deployment:
         self.agreement, shares = agree(config, None)
         write_app(directory / "app", config, self.agreement)
         self.sites = write_sites(directory / "sites", shares, self.agreement)
-        self.config_file = directory / "app" / "fsl_sage_app" / "config.toml"
+        self.config_file = directory / "app" / "fsl_sage_app" / "config.json"
         self.run_directory = directory / "run"
         self.states = directory / "state"
 
@@ -423,9 +423,10 @@ def test_what_else_cannot_run_is_refused(deploy):
 
 
 def test_the_agreement_survives_its_file_exactly(deploy, tmp_path):
-    deployment = deploy(optimizer={"lr": 0.1 + 0.2}, data={"name": "cifar10-mini"})
-    path = tmp_path / "config.toml"
-    path.write_text(write_agreement(deployment.config, deployment.agreement))
+    """Also what is set to nothing where the default is something."""
+    deployment = deploy(optimizer={"lr": 0.1 + 0.2}, alignment={"steps": None, "passes": 2})
+    path = tmp_path / "config.json"
+    write_agreement(path, deployment.config, deployment.agreement)
     config, agreement = read_agreement(path)
     assert (config, agreement) == (deployment.config, deployment.agreement)
 
@@ -436,7 +437,6 @@ def test_a_finished_or_another_run_is_not_gone_on_with(deploy):
     with pytest.raises(InputError, match="is finished"):
         deployment.serve(deployment.grid())
     (deployment.run_directory / "result.json").unlink()
-    text = write_agreement(replace(deployment.config, rounds=3), deployment.agreement)
-    deployment.config_file.write_text(text)
+    write_agreement(deployment.config_file, replace(deployment.config, rounds=3), deployment.agreement)
     with pytest.raises(InputError, match="holds a run of another configuration"):
         deployment.serve(deployment.grid())

@@ -7,7 +7,7 @@ import numpy as np
 
 from fsl_sage.config import Config
 from fsl_sage.data import Images
-from fsl_sage.engines.flower.agreement import Agreement, write_agreement
+from fsl_sage.engines.flower.agreement import Agreement, check, write_agreement
 from fsl_sage.engines.flower.site_data import load_server_data
 from fsl_sage.engines.setup import divide
 from fsl_sage.errors import InputError
@@ -42,7 +42,7 @@ clientapp = "{package}.client_app:app"
 # Change them for one run with: flwr run . NAME --run-config 'run-directory="/srv/runs/one" timeout=600.0'
 [tool.flwr.app.config]
 run-directory = "runs/federation"  # on the server; a run that was interrupted there is gone on with
-data = ""                          # the server's test images, if not those of config.toml: npz:PATH
+data = ""                          # the server's test images, if not those of config.json: npz:PATH
 timeout = 3600.0                   # seconds that the clients have for a round
 minimum = 1                        # the fewest clients whose replies make a round
 join-timeout = 120.0               # seconds that the first round waits for all clients to be connected
@@ -56,13 +56,13 @@ WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 """
 
 APP = '''\
-"""The {role} of the app; its configuration is in config.toml."""
+"""The {role} of the app; its configuration is in config.json."""
 
 from pathlib import Path
 
 from {module} import {make}
 
-app = {make}(Path(__file__).with_name("config.toml"))
+app = {make}(Path(__file__).with_name("config.json"))
 '''
 
 MODULES = {
@@ -73,7 +73,7 @@ MODULES = {
 
 def write_app(directory: Path, config: Config, agreement: Agreement) -> None:
     """A new directory with an app for `flwr run`."""
-    text = write_agreement(replace(config, engine="flower", out=None), agreement)
+    check(config, agreement)
     if directory.exists() and any(directory.iterdir()):
         raise InputError(f"{directory} is not empty: give a new directory for the app.")
     package = directory / PACKAGE
@@ -82,7 +82,7 @@ def write_app(directory: Path, config: Config, agreement: Agreement) -> None:
     (directory / "pyproject.toml").write_text(pyproject)
     (directory / "LICENSE").write_text(LICENSE)
     (package / "__init__.py").write_text("")
-    (package / "config.toml").write_text(text)
+    write_agreement(package / "config.json", replace(config, engine="flower", out=None), agreement)
     for name, (role, module, make) in MODULES.items():
         (package / f"{name}.py").write_text(APP.format(role=role, module=module, make=make))
 

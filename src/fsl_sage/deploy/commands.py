@@ -27,7 +27,7 @@ def init(
         )
     agreement, shares = agree(config, examples)
     write_app(directory, config, agreement)
-    console.print(f"The app is in {directory}; what server and sites agree on is in its config.toml.", soft_wrap=True)
+    console.print(f"The app is in {directory}; what server and sites agree on is in its config.json.", soft_wrap=True)
     if sites is not None:
         paths = write_sites(sites, shares, agreement)
         console.print(f"The images of the sites are in {paths[0]} to {paths[-1].name}.", soft_wrap=True)

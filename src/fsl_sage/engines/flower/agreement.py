@@ -1,20 +1,14 @@
 """What server and sites have agreed on: the configuration, and the sizes and the meaning of the data."""
 
-import tomllib
-from collections.abc import Mapping
+import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import tomli_w
 
 from fsl_sage.algorithms import make_algorithm
 from fsl_sage.config import Config, from_dict, to_dict
 from fsl_sage.data import Sizes
 from fsl_sage.errors import InputError
-
-TABLE = "federation"
-"""The agreement's table in an app's config.toml; the rest of the file is the configuration of the run."""
+from fsl_sage.records.files import write_json
 
 
 @dataclass(frozen=True)
@@ -66,31 +60,21 @@ def check(config: Config, agreement: Agreement) -> None:
         raise InputError("The agreement needs the names of at least two classes.")
 
 
-def write_agreement(config: Config, agreement: Agreement) -> str:
-    """The text of an app's config.toml."""
+def write_agreement(path: Path, config: Config, agreement: Agreement) -> None:
+    """The file that an app carries to the server and to every site."""
     check(config, agreement)
-    values = {**to_dict(config), TABLE: to_dict(agreement)}
-    return tomli_w.dumps(_without_none(values))
+    write_json(path, {"config": to_dict(config), "federation": to_dict(agreement)})
 
 
 def read_agreement(path: Path) -> tuple[Config, Agreement]:
     """What `write_agreement` wrote."""
     try:
-        values = tomllib.loads(path.read_text())
-        agreement: Agreement = from_dict(values.pop(TABLE, {}), Agreement())
-        config: Config = from_dict(values)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InputError(f"{path} cannot be read: {error}.") from None
+        values = json.loads(path.read_text())
+        agreement: Agreement = from_dict(values["federation"], Agreement())
+        config: Config = from_dict(values["config"])
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
+        raise InputError(f"{path} is not the configuration of an app ({type(error).__name__}).") from None
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     check(config, agreement)
     return config, agreement
-
-
-def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
-    """TOML has no word for nothing: what is not set is left out."""
-    return {
-        key: _without_none(value) if isinstance(value, Mapping) else value
-        for key, value in values.items()
-        if value is not None
-    }

@@ -23,7 +23,7 @@ def load_site(path: Path, client: int, agreement: Agreement) -> ImageData:
     if len(images) != agreement.examples[client]:
         raise InputError(
             f"Client {client} has {len(images)} images here but {agreement.examples[client]} in the agreement: "
-            "correct 'examples' in the app's config.toml, or the site's data."
+            "correct 'examples' in the app's config.json, or the site's data."
         )
     return as_agreed(str(path), images, agreement)
 
