@@ -117,16 +117,21 @@ def read_metrics(path):
 def test_ctrl_c_leaves_at_once_and_says_how_to_go_on(tmp_path):
     out = tmp_path / "run"
     process = subprocess.Popen(
-        [sys.executable, "-m", "fsl_sage", "run", *SMALL, "--rounds", "500", "--out", str(out)],
+        [sys.executable, "-m", "fsl_sage", "run", *SMALL, "--rounds", "5000", "--out", str(out)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        # What runs in the background of a shell inherits that Ctrl-C is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
-    while not (out / "checkpoint.safetensors").exists():
-        assert process.poll() is None
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=20)
+    try:
+        while not (out / "checkpoint.safetensors").exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert f"fsl-sage resume {out}" in errors.replace("\n", "")
     assert "Traceback" not in errors
