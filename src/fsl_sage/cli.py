@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -18,7 +18,7 @@ from fsl_sage.experiment import Result, cost, resume, run
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.report.compare import costs_of_runs, prepare, raise_failures, run_grid, side_by_side
 from fsl_sage.report.cuts import Limits, as_json, cuts_figure, parse_amount, print_cuts, rows
-from fsl_sage.report.grid import Grid, load_grid, parse_vary, plan_runs
+from fsl_sage.report.grid import Grid, for_algorithms, load_grid, parse_vary, plan_runs
 from fsl_sage.report.progress import Progress, print_costs_of_grid, print_report
 from fsl_sage.report.terminal import Display, print_costs, print_summary
 from fsl_sage.report.write import ReportOptions, write_report
@@ -292,7 +292,8 @@ def _parse_comparison(args: Sequence[str]) -> tuple[CompareArguments, Grid]:
     )
     arguments = tyro.cli(CompareArguments, prog="fsl-sage compare", default=default, args=args)
     vary = {**grid.vary, **parse_vary(arguments.vary)}
-    return arguments, Grid(arguments.algorithms, arguments.seeds, arguments.alpha, vary)
+    chosen = for_algorithms(arguments.config, config, arguments.algorithms)
+    return replace(arguments, config=chosen), Grid(arguments.algorithms, arguments.seeds, arguments.alpha, vary)
 
 
 def _preset_of(args: Sequence[str]) -> str | None:

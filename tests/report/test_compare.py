@@ -260,6 +260,21 @@ def test_options_override_the_presets_grid(preset, monkeypatch):
     ]
 
 
+def test_a_few_algorithms_of_a_preset_leave_out_what_it_says_for_the_lazy_one(preset, monkeypatch, capsys):
+    seen = []
+    monkeypatch.setattr(
+        cli, "costs_of_runs", lambda plans: seen.extend(plan.config.align_until for plan in plans) or []
+    )
+    monkeypatch.setattr(cli, "print_costs_of_grid", lambda *_: None)
+    preset.write_text("align_until = 5\n" + PRESET)
+    cli.main(["compare", str(preset), "--dry-run"])
+    cli.main(["compare", str(preset), "--dry-run", "--algorithms", "lazy-fsl-sage"])
+    assert seen == [None] * 4 + [5] * 2
+    with pytest.raises(SystemExit):
+        cli.main(["compare", str(preset), "--dry-run", "--align-until", "3"])
+    assert "--align-until concerns lazy-fsl-sage alone" in capsys.readouterr().err
+
+
 def test_report_without_a_run_ends_with_one_sentence(tmp_path, capsys):
     with pytest.raises(SystemExit) as left:
         cli.main(["report", str(tmp_path)])

@@ -3,7 +3,7 @@
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,6 +67,14 @@ _EXAMPLES = {
     "target": "target = [0.5]",
     "vary": "vary = { align_every = [2, 5, 10] }",
 }
+
+
+def for_algorithms(config: Config, preset: Config, algorithms: Sequence[str]) -> Config:
+    """The configuration without what the preset says for lazy-fsl-sage, where that is not among those chosen."""
+    chosen = tuple(algorithms) or (config.algorithm,)
+    if LAZY in chosen or config.align_until != preset.align_until:
+        return config
+    return replace(config, algorithm=chosen[0], align_until=None)
 
 
 def parse_vary(texts: Sequence[str]) -> dict[str, tuple[Any, ...]]:
