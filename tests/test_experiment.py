@@ -188,7 +188,8 @@ def test_the_run_directory(tiny):
     result = run(config)
     names = {path.name for path in result.directory.iterdir()}
     assert names == {
-        "accuracy.png", "classes.png", "config.json", "ledger.csv", "metrics.jsonl", "model.safetensors", "result.json",
+        "accuracy.png", "classes.csv", "classes.png", "config.json", "ledger.csv", "metrics.jsonl", "model.safetensors",
+        "result.json",
     }  # fmt: skip
     written = json.loads((result.directory / "config.json").read_text())
     assert written["config"]["alignment"]["steps"] == 2
