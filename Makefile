@@ -9,8 +9,10 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints
 run: $(VENV)/.installed
 	$(BIN)/fsl-sage run
 
+# The slow tests start servers and clusters of their own, and want the machine to themselves.
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 -m "not slow"
+	$(BIN)/pytest -m slow
 
 lint: $(VENV)/.installed-for-tests
 	$(BIN)/ruff check
