@@ -46,5 +46,3 @@ def tiny(tmp_path: Path) -> Callable[..., Config]:
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)
-
-
