@@ -110,7 +110,7 @@ class Config:
     """fsl-sage, lazy-fsl-sage, cse-fsl, splitfed-ms, splitfed-ss or fedavg."""
     clients: int = 5
     """The number of clients m."""
-    rounds: int = 12
+    rounds: int = 10
     """The number of rounds T; the run ends earlier if a budget, target or time limit is met."""
     batch_size: int = 32
     """Images in a local step."""
