@@ -423,8 +423,7 @@ def test_what_else_cannot_run_is_refused(deploy):
 
 
 def test_the_agreement_survives_its_file_exactly(deploy, tmp_path):
-    """Also what is set to nothing where the default is something."""
-    deployment = deploy(optimizer={"lr": 0.1 + 0.2}, alignment={"steps": None, "passes": 2})
+    deployment = deploy(optimizer={"lr": 0.1 + 0.2}, alignment={"passes": 2}, algorithm="lazy-fsl-sage", align_until=0)
     path = tmp_path / "config.json"
     write_agreement(path, deployment.config, deployment.agreement)
     config, agreement = read_agreement(path)
