@@ -5,11 +5,13 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 from rich.console import Console
+from rich.markup import escape
 
 from fsl_sage.config import Config, load_preset, option, preset_names
 from fsl_sage.data import fetch
@@ -238,12 +240,10 @@ def data_command(args: Sequence[str]) -> None:
 
 def deploy_command(args: Sequence[str]) -> None:
     """Separate organisations on Flower: fsl-sage deploy init DIR, or a demo by fsl-sage deploy demo."""
-    try:
-        from fsl_sage.deploy.commands import init, show_demo
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("fsl_sage"):
-            raise
-        raise MissingExtra("fsl-sage deploy", "flower") from None
+    if find_spec("flwr") is None:
+        raise MissingExtra("fsl-sage deploy", "flower")
+    from fsl_sage.deploy.commands import init, show_demo
+
     action, rest = (args[0], args[1:]) if args else ("", args)
     if action == "demo":
         show_demo(OUT, tyro.cli(DemoArguments, prog="fsl-sage deploy demo", args=rest).keep)
@@ -347,7 +347,7 @@ def main(args: Sequence[str] | None = None) -> None:
             raise InputError(f"'{args[0]}' is not a command: there are {', '.join(COMMANDS)}.")
         COMMANDS[args[0]](args[1:])
     except (InputError, TrainingError) as error:
-        ERRORS.print(f"[bold red]fsl-sage:[/] {error}", highlight=False, soft_wrap=True)
+        ERRORS.print(f"[bold red]fsl-sage:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(2 if isinstance(error, InputError) else 1)
 
 
