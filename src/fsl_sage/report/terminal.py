@@ -120,11 +120,11 @@ def print_summary(console: Console, directory: Path, config: Config, result: dic
         "moved", f"{gib(result['bytes_paper'])} by the paper's convention, {gib(result['bytes_total'])} in all"
     )
     table.add_row("time", _duration(result["elapsed_seconds"]))
-    table.add_row("model", str(directory / "model.safetensors"))
-    table.add_row("metrics, ledger", f"{directory / 'metrics.jsonl'}, {directory / 'ledger.csv'}")
-    table.add_row("figure", str(directory / "accuracy.png"))
     console.print()
-    console.print(table, soft_wrap=True)
+    console.print(table)
+    files = {"model": "model.safetensors", "metrics": "metrics.jsonl", "ledger": "ledger.csv", "figure": "accuracy.png"}
+    for name, file in files.items():  # outside of the table, which would cut off a long path
+        console.print(f"  {name:<16}{directory / file}", highlight=False, soft_wrap=True)
 
 
 def gib(amount: int) -> str:
