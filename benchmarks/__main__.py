@@ -1,6 +1,6 @@
 """`make bench`: all ratios, one after the other."""
 
-from benchmarks import alignment, resnet_step, rounds, split_overhead
+from benchmarks import alignment, ray_engine, resnet_step, rounds, split_overhead
 
 if __name__ == "__main__":
     resnet_step.main()
@@ -8,3 +8,4 @@ if __name__ == "__main__":
     rounds.main()
     rounds.two_workers()
     alignment.main()
+    ray_engine.main()

@@ -20,7 +20,7 @@ from fsl_sage.engines.setup import pick_device
 from fsl_sage.engines.worker import Play, Worker, copied
 from fsl_sage.roles.f_server import Update
 from fsl_sage.roles.s_server import Job
-from fsl_sage.roles.work import Parts
+from fsl_sage.roles.work import Parts, Workbench
 from fsl_sage.wire.ledger import Entry, Ledger
 from fsl_sage.wire.message import Message, Tensors
 
@@ -139,12 +139,21 @@ class ServerActor:
 
     def prepare(self, setup: Setup, reference: list[ray.ObjectRef], workers: Sequence[ActorHandle]) -> None:
         """To be called first in a run."""
-        self._side = ServerSide(settle(setup), Pool(workers, reference[0]).spread)
-        self._device = self._side.setup.settings.device
-        self._config = self._side.setup.settings.config
+        setup = settle(setup)
+        self._pool = Pool(workers, reference[0])
+        self._here = Workbench(setup.modules)
+        self._side = ServerSide(setup, self._spread)
+        self._device = setup.settings.device
+        self._config = setup.settings.config
         self._intake = Intake("interleaved", [], 0)
         self._ledger = Ledger()
         self._before: tuple[Tensors, list[Tensor]] = {}, []
+
+    def _spread(self, job: Job, shared: Any, items: Sequence[Any]) -> list[Any]:
+        """Over the workers; but a single item would only travel for nothing, with all the data that it holds."""
+        if len(items) > 1:
+            return self._pool.spread(job, shared, items)
+        return [job(self._here, self._side.setup.settings, shared, item) for item in items]
 
     def ask(self, method: str, *arguments: Any) -> Any:
         """Whatever an engine asks of the S-server's side, by name."""
