@@ -18,7 +18,7 @@ from fsl_sage.data import fetch
 from fsl_sage.errors import InputError, MissingExtra, TrainingError
 from fsl_sage.experiment import Result, cost, resume, run
 from fsl_sage.records.run_directory import RunDirectory
-from fsl_sage.report.compare import costs_of_runs, prepare, raise_failures, run_grid, side_by_side
+from fsl_sage.report.compare import costs_of_runs, machines, prepare, raise_failures, run_grid
 from fsl_sage.report.cuts import Limits, as_json, cuts_figure, parse_amount, print_cuts, rows
 from fsl_sage.report.grid import Grid, for_algorithms, load_grid, parse_vary, plan_runs
 from fsl_sage.report.progress import Progress, print_costs_of_grid, print_report
@@ -205,7 +205,10 @@ def cuts_command(args: Sequence[str]) -> None:
 def compare_command(args: Sequence[str]) -> None:
     """Run a grid of algorithms, seeds and settings, and write a report; resumable."""
     arguments, grid = _parse_comparison(args)
-    plans = plan_runs(arguments.config, grid)
+    config = arguments.config
+    if config.engine == "ray":  # each run is on one machine of the cluster, and there it is a run like any other
+        config = replace(config, engine="local", ray_address=None)
+    plans = plan_runs(config, grid)
     if arguments.dry_run:
         print_costs_of_grid(OUT, plans, costs_of_runs(plans))
         return
@@ -214,7 +217,8 @@ def compare_command(args: Sequence[str]) -> None:
         raise InputError("compare needs --out, the folder for its runs; give the same one to go on.")
     jobs = prepare(plans, folder)
     try:
-        run_grid(jobs, folder, *side_by_side(arguments.config, len(jobs), arguments.jobs), Progress(OUT, jobs))
+        with machines(arguments.config, len(jobs), arguments.jobs) as (at_once, workers, start):
+            run_grid(jobs, folder, at_once, workers, Progress(OUT, jobs), start)
         if any(job.state == "finished" for job in jobs):
             print_report(OUT, write_report(folder, folder / "report", arguments.report))
     except KeyboardInterrupt:

@@ -8,15 +8,16 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from fsl_sage.config import Config, digest, option
 from fsl_sage.engines.setup import make_dry_setup, pick_device
-from fsl_sage.errors import InputError, TrainingError
+from fsl_sage.errors import InputError, MissingExtra, TrainingError
 from fsl_sage.experiment import run_cost
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.report.grid import Plan
-from fsl_sage.report.jobs import Job
+from fsl_sage.report.jobs import Job, Running, Start
 from fsl_sage.report.options import options_of, settings_of
 from fsl_sage.report.progress import Progress
 
@@ -75,16 +76,35 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def run_grid(jobs: Sequence[Job], out: Path, at_once: int, workers: int, progress: Progress) -> None:
-    """Run what is not finished. An interrupt stops the processes; their checkpoints stay."""
+@contextmanager
+def machines(config: Config, runs: int, jobs: int | None) -> Iterator[tuple[int, int, Start]]:
+    """(runs at once, workers of each, how to start one): on this machine, or over a Ray cluster."""
+    if config.engine != "ray":
+        yield *side_by_side(config, runs, jobs), start_here
+        return
+    if find_spec("ray") is None:
+        raise MissingExtra("--engine ray", "ray")
+    from fsl_sage.report.on_ray import on_cluster
+
+    with on_cluster(config, runs, jobs) as found:
+        yield found
+
+
+def run_grid(
+    jobs: Sequence[Job], out: Path, at_once: int, workers: int, progress: Progress, start: Start | None = None
+) -> None:
+    """Run what is not finished. An interrupt stops the runs; their checkpoints stay."""
     waiting = [job for job in jobs if job.state == "waiting"]
-    running: list[tuple[Job, Process]] = []
+    running: list[tuple[Job, Running]] = []
     with _lock(out), progress:
         try:
             while waiting or running:
                 while waiting and len(running) < at_once:
                     job = waiting.pop(0)
-                    running.append((job, _start(job, workers)))
+                    if not job.directory.config_file.exists():
+                        RunDirectory.create(replace(job.plan.config, out=job.directory.path))
+                    job.state = "running"
+                    running.append((job, (start or start_here)(job, workers)))
                     progress.changed(job)
                 time.sleep(POLL_SECONDS)
                 for job, process in list(running):
@@ -119,10 +139,8 @@ def _lock(out: Path) -> Iterator[None]:
         yield
 
 
-def _start(job: Job, workers: int) -> Process:
-    if not job.directory.config_file.exists():
-        RunDirectory.create(replace(job.plan.config, out=job.directory.path))
-    job.state = "running"
+def start_here(job: Job, workers: int) -> Process:
+    """A run in a process of its own on this machine."""
     command = [sys.executable, "-m", "fsl_sage.report.worker", str(job.directory.path), str(workers)]
     with open(_log(job), "wb") as log:
         # A session of its own: an interrupt from the keyboard reaches this process alone, which then stops the runs.
@@ -140,7 +158,7 @@ def _log(job: Job) -> Path:
     return job.directory.path / "run.log"
 
 
-def _end(job: Job, process: Process) -> None:
+def _end(job: Job, process: Running) -> None:
     """Look how a run ended, and what it said last if it failed."""
     process.communicate()
     job.look()
@@ -156,7 +174,7 @@ def _end(job: Job, process: Process) -> None:
         job.error = said[-1] if said else "it ended without a word"
 
 
-def _stop(job: Job, process: Process) -> None:
+def _stop(job: Job, process: Running) -> None:
     """A checkpoint stands after every round, so a run may be ended at any moment."""
     process.terminate()
     process.communicate()

@@ -1,7 +1,8 @@
 """A run of a comparison as the one who started it sees it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.report.grid import Plan
@@ -34,3 +35,22 @@ class Job:
             accuracies = [line["test_accuracy"] for line in metrics if line.get("test_accuracy") is not None]
             self.best_accuracy = max(accuracies, default=None)
         return True
+
+
+class Running(Protocol):
+    """A run that has been started: a process, here or elsewhere."""
+
+    returncode: int | Any
+
+    def poll(self) -> int | None:
+        """The exit code once it has ended."""
+
+    def communicate(self) -> Any:
+        """Let it end."""
+
+    def terminate(self) -> None:
+        """Stop it; its last checkpoint stays."""
+
+
+Start = Callable[[Job, int], Running]
+"""Starts a run, whose directory holds its configuration, with so many workers."""

@@ -1,0 +1,139 @@
+"""A comparison over a Ray cluster: whole runs on its machines, their files here, and no run lost with a machine."""
+
+import io
+import os
+import signal
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+pytest.importorskip("ray")
+
+import ray
+from ray.cluster_utils import Cluster
+
+from fsl_sage.config import Config, load_preset
+from fsl_sage.errors import InputError
+from fsl_sage.experiment import run
+from fsl_sage.report import on_ray
+from fsl_sage.report.compare import machines, prepare, run_grid
+from fsl_sage.report.grid import Grid, plan_runs
+from fsl_sage.report.on_ray import Seat, read_files, write_files
+from fsl_sage.report.progress import Progress
+from tests.report.test_compare import PRESET
+from tests.test_experiment import assert_same_run
+
+
+@pytest.fixture(scope="module")
+def address():
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    nodes.add_node(num_cpus=1)
+    nodes.wait_for_nodes()
+    yield nodes.address
+    ray.shutdown()
+    nodes.shutdown()
+
+
+@pytest.mark.slow
+def test_runs_over_two_nodes_one_of_which_dies(tmp_path, address):
+    preset = tmp_path / "preset.toml"
+    preset.write_text(PRESET)
+    config = replace(load_preset(preset), rounds=4, engine="ray", ray_address=address)
+    plain = replace(config, engine="local", ray_address=None)
+    jobs = prepare(plan_runs(plain, Grid(algorithms=("cse-fsl",), seeds=(1, 2))), tmp_path / "grid")
+    started, nodes, killed = [], set(), []
+
+    class Watching(Progress):
+        """Kills the place of a run, with kill -9, when its first round has come back."""
+
+        def moved(self, job):
+            super().moved(job)
+            seats = [running._seat for running in started]
+            if len(seats) == 2 and not killed:
+                nodes.update(ray.get([seat.__ray_call__.remote(where) for seat in seats]))
+                killed.append(ray.get(seats[jobs.index(job)].__ray_call__.remote(lambda self: os.getpid())))
+                os.kill(killed[0], signal.SIGKILL)
+
+    with machines(config, len(jobs), None) as (at_once, workers, start):
+        assert (at_once, workers) == (2, 1)
+
+        def note(job, workers):
+            started.append(start(job, workers))
+            return started[-1]
+
+        run_grid(jobs, tmp_path / "grid", at_once, workers, Watching(Console(file=io.StringIO()), jobs), note)
+    assert not ray.is_initialized()
+    assert len(nodes) == 2
+    assert sorted(running._tries for running in started) == [1, 2]
+    assert [job.state for job in jobs] == ["finished", "finished"]
+    for job in jobs:
+        alone = run(replace(job.plan.config, out=tmp_path / "alone" / job.plan.name)).directory
+        assert_same_run(job.directory.path, alone)
+        names = {file.name for file in job.directory.path.iterdir()}
+        assert names == {file.name for file in alone.iterdir()} | {"run.log"}
+
+
+def where(self):
+    return ray.get_runtime_context().get_node_id()
+
+
+@pytest.mark.parametrize(
+    ("cpus", "gpus", "options", "runs", "jobs", "expected"),
+    [
+        ([8, 8], 0, {}, 100, None, (16, 1, 0)),
+        ([8, 8], 0, {}, 2, None, (2, 8, 0)),
+        ([8, 2], 0, {}, 2, None, (2, 2, 0)),  # a share must fit on the smallest machine
+        ([8, 8], 0, {"threads": 2}, 100, 3, (3, 2, 0)),
+        ([8, 8], 0, {"workers": 3}, 100, None, (4, 3, 0)),
+        ([8, 8], 1, {}, 100, None, (2, 1, 1)),
+        ([8, 8], 1, {"device": "cpu"}, 100, None, (16, 1, 0)),
+        ([8, 8], 1, {"ray_num_gpus": 0.5}, 100, None, (4, 1, 0.5)),
+    ],
+)
+def test_runs_share_the_cluster(monkeypatch, cpus, gpus, options, runs, jobs, expected):
+    nodes = [{"Alive": True, "Resources": {"CPU": float(cpu), "GPU": float(gpus)}} for cpu in cpus]
+    monkeypatch.setattr(on_ray.ray, "nodes", lambda: [*nodes, {"Alive": False, "Resources": {"CPU": 99.0}}])
+    assert on_ray._fit(Config(**options), runs, jobs) == expected
+
+
+def test_a_run_that_fits_on_no_machine_is_refused(monkeypatch):
+    monkeypatch.setattr(on_ray.ray, "nodes", lambda: [{"Alive": True, "Resources": {"CPU": 4.0}}])
+    with pytest.raises(InputError, match=r"--workers 5 with --threads 1 does not fit on a machine .* 4 CPUs"):
+        on_ray._fit(Config(workers=5), 1, None)
+
+
+def test_what_depends_on_other_files_is_read_first_and_written_last(tmp_path, monkeypatch):
+    names = ["a.png", "checkpoint.safetensors", "metrics.jsonl", "result.json", "tensorboard/events"]
+    files = {name: name.encode() for name in names}
+    written = []
+    write = on_ray.write_bytes
+    monkeypatch.setattr(on_ray, "write_bytes", lambda path, content: (written.append(path.name), write(path, content)))
+    write_files(tmp_path, files)
+    assert written == ["a.png", "metrics.jsonl", "events", "checkpoint.safetensors", "result.json"]
+    (tmp_path / "metrics.jsonl.part").write_bytes(b"half")
+    assert list(read_files(tmp_path))[:2] == ["checkpoint.safetensors", "result.json"]
+    assert read_files(tmp_path) == files
+    write_files(tmp_path, {"a.png": None, "never.there": None})
+    assert "a.png" not in read_files(tmp_path)
+
+
+def test_a_new_checkpoint_brings_everything_along(tmp_path):
+    """Else what came before it, between two looks, would be missing beside it."""
+    seat = Seat()
+    seat._path, seat._process = tmp_path, Ended()
+    write_files(tmp_path, {"metrics.jsonl": b"1\n", "checkpoint.safetensors": b"1"})
+    seat._known = on_ray._marks(tmp_path)
+    assert seat.news() == ({}, 0)
+    write_files(tmp_path, {"metrics.jsonl": b"1\n2\n"})
+    assert seat.news() == ({"metrics.jsonl": b"1\n2\n"}, 0)
+    write_files(tmp_path, {"checkpoint.safetensors": b"2"})
+    assert seat.news()[0] == {"metrics.jsonl": b"1\n2\n", "checkpoint.safetensors": b"2"}
+    write_files(tmp_path, {"checkpoint.safetensors": None})
+    assert seat.news()[0] == {"checkpoint.safetensors": None}
+
+
+class Ended:
+    def poll(self):
+        return 0
