@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from fsl_sage.alignment.attention import MATH_ATTENTION
 from fsl_sage.alignment.dataset import Upload, batches
 from fsl_sage.alignment.passes import Passes, Smash
 from fsl_sage.config import AlignmentConfig
+from fsl_sage.models.attention import twice_differentiable_attention
 
 
 def align(
@@ -25,7 +25,7 @@ def align(
     generator: torch.Generator,
 ) -> list[float]:
     """Train `auxiliary` in place; `server` only computes targets and stays as it is. Returns the loss of each step."""
-    with MATH_ATTENTION:
+    with twice_differentiable_attention():
         return _align(auxiliary, server, batches(uploads, config.batch_size), passes, config, generator)
 
 

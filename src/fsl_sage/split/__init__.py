@@ -1,7 +1,8 @@
 """Cut any model, derive its auxiliary, and plan where to cut."""
 
+from fsl_sage.models.attention import twice_differentiable_attention
 from fsl_sage.split.analysis import Analysis
-from fsl_sage.split.auxiliary import auxiliary, twice_differentiable_attention
+from fsl_sage.split.auxiliary import auxiliary
 from fsl_sage.split.cuts import CutPoint, cut_points, cut_points_of
 from fsl_sage.split.plan import BoundaryTensor, SplitError, SplitPlan
 from fsl_sage.split.sides import Boundary, Part, Split

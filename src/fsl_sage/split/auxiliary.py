@@ -11,17 +11,16 @@ import copy
 import math
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils import _pytree as pytree
 
+from fsl_sage.models.attention import twice_differentiable_attention
 from fsl_sage.split.plan import SplitError
 from fsl_sage.split.rehearsal import SeenCall, calls_behind_the_cut, rehearse
 from fsl_sage.split.sides import Boundary, Part, Split, as_boundary, structure_of
@@ -56,13 +55,6 @@ def auxiliary(split: Split, spec: Spec = "blocks:1", *, aligned: bool = True) ->
     if aligned:
         _try_double_backward(made, split)
     return made
-
-
-@contextmanager
-def twice_differentiable_attention() -> Iterator[None]:
-    """Attention by the kernel that has a double backward, as alignment needs. A switch of the whole process."""
-    with sdpa_kernel(SDPBackend.MATH):
-        yield
 
 
 # -- which blocks ------------------------------------------------------------------------------------------------------

@@ -4,13 +4,14 @@ The fused attention kernels have no double backward. Which kernel is used is a s
 alignments may run in threads side by side: the first one in sets the switch, the last one out puts it back.
 """
 
+from contextlib import AbstractContextManager
 from threading import Lock
 from types import TracebackType
 
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
-class _MathAttention:
+class _MathAttention(AbstractContextManager[None]):
     def __init__(self) -> None:
         self._lock = Lock()
         self._inside = 0
@@ -31,4 +32,9 @@ class _MathAttention:
                 self._switch.__exit__(None, None, None)
 
 
-MATH_ATTENTION = _MathAttention()
+_SWITCH = _MathAttention()
+
+
+def twice_differentiable_attention() -> AbstractContextManager[None]:
+    """Attention by the kernel that has a double backward. A switch of the whole process, which threads may share."""
+    return _SWITCH

@@ -3,7 +3,7 @@ from threading import Barrier
 
 import torch
 
-from fsl_sage.alignment.attention import MATH_ATTENTION
+from fsl_sage.models.attention import twice_differentiable_attention
 
 
 def fused():
@@ -14,12 +14,12 @@ def test_the_switch_stays_until_the_last_one_is_out():
     before, barrier = fused(), Barrier(2, timeout=20)
 
     def early():
-        with MATH_ATTENTION:
+        with twice_differentiable_attention():
             barrier.wait()
         barrier.wait()
 
     def late():
-        with MATH_ATTENTION:
+        with twice_differentiable_attention():
             barrier.wait()
             barrier.wait()  # the other one is out
             return fused()
@@ -32,7 +32,7 @@ def test_the_switch_stays_until_the_last_one_is_out():
 
 def test_attention_can_be_differentiated_twice():
     x = torch.randn(1, 2, 5, 8, requires_grad=True)
-    with MATH_ATTENTION:
+    with twice_differentiable_attention():
         y = torch.nn.functional.scaled_dot_product_attention(x, x, x)
         (gradient,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
         gradient.square().sum().backward()
