@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from fsl_sage.config import Config, load_preset, option, preset_names
-from fsl_sage.data import fetch
+from fsl_sage.data import SMOLLM2, fetch
 from fsl_sage.errors import InputError, MissingExtra, TrainingError
 from fsl_sage.experiment import Result, cost, resume, run
 from fsl_sage.records.run_directory import RunDirectory
@@ -127,12 +127,12 @@ class ResumeArguments:
 
 @dataclass(frozen=True)
 class DataArguments:
-    """Get a data set ahead of time."""
+    """Get a data set or a language model ahead of time."""
 
     action: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="get")]
     """get"""
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
-    """cifar10 or cifar100."""
+    """cifar10, cifar100, or smollm2-135m, a language model."""
     dir: Path | None = None
     """Where to keep it (else $FSL_SAGE_DATA, else the user's cache directory)."""
 
@@ -235,11 +235,14 @@ def report_command(args: Sequence[str]) -> None:
 
 
 def data_command(args: Sequence[str]) -> None:
-    """Get a data set ahead of time: fsl-sage data get NAME."""
+    """Get a data set or a language model ahead of time: fsl-sage data get NAME."""
     arguments = tyro.cli(DataArguments, prog="fsl-sage data", args=args)
     if arguments.action != "get":
         raise InputError(f"'fsl-sage data {arguments.action}' is not known: there is 'fsl-sage data get NAME'.")
-    OUT.print(f"{arguments.name} is in {fetch(arguments.name, arguments.dir)}", highlight=False, soft_wrap=True)
+    path = fetch(arguments.name, arguments.dir)
+    OUT.print(f"{arguments.name} is in {path}", highlight=False, soft_wrap=True)
+    if arguments.name == SMOLLM2:
+        OUT.print(f"Use it with --model.name hf:{path.resolve()}", highlight=False, soft_wrap=True)
 
 
 def deploy_command(args: Sequence[str]) -> None:

