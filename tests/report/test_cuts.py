@@ -2,11 +2,14 @@ import json
 from dataclasses import replace
 
 import pytest
+from torch import nn
 
 from fsl_sage.config import Config, ModelConfig, load_preset
 from fsl_sage.errors import InputError
 from fsl_sage.experiment import cost
+from fsl_sage.models import MODELS
 from fsl_sage.report.cuts import Limits, as_json, cuts_figure, parse_amount, recommend, rows
+from fsl_sage.split import SplitError
 
 SMALL = Config(model=ModelConfig(name="small-cnn"))
 
@@ -16,12 +19,67 @@ def table():
     return rows(SMALL)
 
 
-@pytest.mark.parametrize("cut", ["block1", "block2"])
-def test_a_rounds_bytes_are_those_of_the_cost_at_that_cut(table, cut):
-    expected = cost(replace(SMALL, model=replace(SMALL.model, cut=cut)))
-    (row,) = [row for row in table if row.point.name == cut]
-    for algorithm, moved in row.round_bytes.items():
-        assert moved == expected[algorithm]["bytes_total"], algorithm
+def assert_bytes_are_those_of_the_cost(config, table):
+    """Each row's bytes, and what a client sends, against the ledger of a dry run at its cut."""
+    for row in table:
+        here = replace(config, model=replace(config.model, cut=row.point.name))
+        if row.round_bytes["fsl-sage"] is None:
+            with pytest.raises(SplitError, match="auxiliary"):
+                cost(here)
+            continue
+        expected = cost(here)
+        for algorithm, moved in row.round_bytes.items():
+            assert moved == expected[algorithm]["bytes_total"], (row.point.name, algorithm)
+        up = sum(ways["up"] for ways in expected[config.algorithm]["by_kind"].values())
+        assert row.sent == up // config.clients
+
+
+@pytest.mark.parametrize("auxiliary", ["blocks:1", "linear", "full", "20%"])
+def test_bytes_of_every_cut_are_those_of_the_cost_there(auxiliary):
+    config = replace(SMALL, model=replace(SMALL.model, auxiliary=auxiliary))
+    table = rows(config)
+    assert len(table) > 8
+    assert_bytes_are_those_of_the_cost(config, table)
+
+
+def test_bytes_of_cuts_of_resnet18_are_those_of_the_cost_there():
+    assert_bytes_are_those_of_the_cost(Config(), rows(Config())[3::16])
+
+
+def test_statistics_that_stay_local_do_not_count():
+    config = replace(SMALL, model=replace(SMALL.model, batch_norm="local"))
+    assert_bytes_are_those_of_the_cost(config, rows(config))
+
+
+def vit(classes, channels):
+    from transformers import ViTConfig, ViTForImageClassification
+
+    small = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 24}
+    return ViTForImageClassification(
+        ViTConfig(**small, image_size=32, patch_size=8, num_labels=classes, num_channels=channels)
+    )
+
+
+def with_frozen_start(classes, channels):
+    model = vit(classes, channels)
+    model.vit.embeddings.requires_grad_(False)
+    model.vit.layers[0].requires_grad_(False)
+    return model
+
+
+@pytest.mark.parametrize("factory", [vit, with_frozen_start])
+def test_bytes_of_a_transformers_cuts_are_those_of_the_cost_there(factory, monkeypatch):
+    monkeypatch.setitem(MODELS, "own", factory)
+    config = Config(model=ModelConfig(name="own"))
+    table = rows(config)
+    assert {"vit.embeddings", "vit.layers.0", "vit.layers.1"} <= {row.point.name for row in table}
+    assert_bytes_are_those_of_the_cost(config, table[1::4])
+
+
+def test_a_model_that_cannot_be_cut_is_refused(monkeypatch):
+    monkeypatch.setitem(MODELS, "own", lambda classes, channels: nn.Sequential(nn.Flatten(), nn.Linear(3072, classes)))
+    with pytest.raises(InputError, match="own cannot be cut anywhere"):
+        rows(Config(model=ModelConfig(name="own")))
 
 
 def test_facts_of_resnet18_at_the_papers_cut():

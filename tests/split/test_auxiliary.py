@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 from typing import Any
 
 import pytest
@@ -12,7 +13,17 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from fsl_sage.models import ResNet18, SmallCNN
-from fsl_sage.split import Split, SplitError, auxiliary, split_model, twice_differentiable_attention
+from fsl_sage.split import (
+    Analysis,
+    AuxiliaryStates,
+    Split,
+    SplitError,
+    auxiliary,
+    split_by_analysis,
+    split_model,
+    twice_differentiable_attention,
+)
+from fsl_sage.split.skeleton import on_meta, skeleton
 
 
 def bytes_of(module: nn.Module) -> int:
@@ -147,6 +158,46 @@ def test_gpt2_medium_has_the_sizes_of_today() -> None:
     split = split_model(model, "base_model.model.transformer.h.0", example)
     parts = (split.client, split.server, auxiliary(split, "blocks:3"))
     assert [round(sum(p.numel() for p in part.parameters()) / 1e6, 2) for part in parts] == [65.12, 341.56, 89.3]
+
+
+# -- without building ------------------------------------------------------------------------------------------------
+
+
+def shapes_of(state: dict[str, Tensor]) -> dict[str, Any]:
+    return {name: (tensor.shape, tensor.dtype, tensor.requires_grad) for name, tensor in state.items()}
+
+
+@pytest.mark.parametrize("spec", ["blocks:1", "linear", "half", "full", "30%", 100_000])
+@pytest.mark.parametrize(
+    ("family", "stride"), [("small_cnn", 1), ("resnet18", 17), ("convnext", 4), ("gpt2", 4), ("llama_lora", 5)]
+)
+@pytest.mark.parametrize("meta", [False, True])
+def test_states_of_all_cuts_are_those_of_auxiliaries_that_are_built(
+    family: str, stride: int, spec: str | int, meta: bool
+) -> None:
+    model, example = FAMILIES[family]()
+    analysis = Analysis(model, example)
+    fast = AuxiliaryStates(_on_meta(model, example) if meta else analysis, spec)
+    compared = 0
+    for cut in analysis.cut_names[::stride]:
+        try:
+            built = auxiliary(split_by_analysis(analysis, cut, "untie"), spec, aligned=False)
+        except SplitError as error:
+            with pytest.raises(SplitError, match=re.escape(str(error)[:30])):
+                fast.at(cut)
+            continue
+        assert shapes_of(fast.at(cut)) == shapes_of(built.state_dict(keep_vars=True))
+        compared += 1
+    assert compared or isinstance(spec, int)
+
+
+def _on_meta(model: nn.Module, example: Any) -> Analysis:
+    if isinstance(example, Tensor):
+        return Analysis(skeleton(model, on_meta), example.to("meta"))
+    example = {name: value for name, value in example.items() if name != "attention_mask"}  # looked at by value
+    return Analysis(
+        skeleton(model, on_meta), {n: v.to("meta") if isinstance(v, Tensor) else v for n, v in example.items()}
+    )
 
 
 # -- widths that differ ------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Where to cut a model: every cut with what it costs, what fits given limits, and a recommendation."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
@@ -10,18 +10,18 @@ import torch
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
-from torch import nn
+from torch import Tensor
+from torch.nn import Parameter
 
 from fsl_sage.config import Config
 from fsl_sage.engines.setup import META, build_model, data_sizes
 from fsl_sage.errors import InputError
 from fsl_sage.experiment import cost
-from fsl_sage.models import DEFAULT_CUT
+from fsl_sage.models import statistics_names
 from fsl_sage.records.figures import COLOURS
 from fsl_sage.records.files import write_bytes
-from fsl_sage.split import CutPoint, SplitError, auxiliary, cut_points_of, split_by_analysis
-from fsl_sage.split.analysis import Analysis
-from fsl_sage.wire.message import ACTIVATIONS, AUXILIARY, CLIENT_MODEL, CUT_GRADIENTS, FULL_MODEL, nbytes
+from fsl_sage.split import Analysis, AuxiliaryStates, CutPoint, SplitError, cut_points_of
+from fsl_sage.wire.message import ACTIVATIONS, AUXILIARY, CLIENT_MODEL, CUT_GRADIENTS
 
 
 @dataclass(frozen=True)
@@ -61,65 +61,81 @@ def rows(config: Config) -> list[Row]:
     model = build_model(config, sizes, META)
     analysis = Analysis(model, torch.zeros(config.batch_size, *sizes.image, device=META))
     points = cut_points_of(analysis)
-    at = config.model.cut or DEFAULT_CUT.get(config.model.name) or points[len(points) // 2].name
-    reference = {point.name: point for point in points}.get(at)
-    if reference is None:
-        raise InputError(f"--model.cut {at} is not a cut of {config.model.name}: give one of {_names(points)}.")
-    config = replace(config, model=replace(config.model, cut=at))
-    costs = cost(config)
-    auxiliaries = {point.name: _auxiliary_bytes(analysis, point.name, config.model.auxiliary) for point in points}
-    width = next(model.parameters()).element_size()
-    travels = {point.name: _travels(point, width) for point in points}
-    return [_row(config, costs, point, reference, auxiliaries, travels) for point in points]
+    if not points:
+        raise InputError(
+            f"--model.name {config.model.name} cannot be cut anywhere: its parameters are all in one module."
+        )
+    if config.model.cut is not None and config.model.cut not in {point.name for point in points}:
+        raise InputError(
+            f"--model.cut {config.model.cut} is not a cut of {config.model.name}: give one of {_names(points)}."
+        )
+    travelling = _Travelling(config, analysis)
+    travels = {point.name: travelling.at(point) for point in points}
+    # A round's bytes of each kind are in proportion to what travels, so the ledger of one cut where all kinds do, if
+    # there is one, gives those of all cuts.
+    known = max(travels, key=lambda name: sum(map(bool, travels[name].values())))
+    costs = cost(replace(config, model=replace(config.model, cut=known)))
+    return [_row(config, costs, point, travels[point.name], travels[known]) for point in points]
 
 
-def _travels(point: CutPoint, width: int) -> int:
-    """Bytes of the client part that are averaged: all but its frozen parameters."""
-    return point.client_bytes - (point.client_parameters * width - point.client_trainable_bytes)
+class _Travelling:
+    """The bytes of what travels, by the ledger's kinds; only those that depend on the cut."""
+
+    def __init__(self, config: Config, analysis: Analysis) -> None:
+        self._analysis = analysis
+        self._auxiliaries = AuxiliaryStates(analysis, config.model.auxiliary)
+        local = config.model.batch_norm == "local"
+        self._stays = statistics_names(analysis.model) if local else frozenset()
+
+    def at(self, point: CutPoint) -> dict[str, int | None]:
+        """At one cut; None for an auxiliary that there is not."""
+        parts, _ = self._analysis.parts([point.name], tied="untie")
+        client = {name: self._analysis.tensors[name] for name in parts["client"] if name in self._analysis.saved}
+        return {
+            CLIENT_MODEL: self._averaged(client),
+            AUXILIARY: self._auxiliary(point.name),
+            ACTIVATIONS: sum(tensor.nbytes for tensor in point.tensors),
+            CUT_GRADIENTS: sum(tensor.nbytes for tensor in point.tensors if tensor.has_gradient),
+        }
+
+    def _auxiliary(self, cut: str) -> int | None:
+        try:
+            return self._averaged(self._auxiliaries.at(cut))
+        except SplitError:
+            return None
+
+    def _averaged(self, tensors: Mapping[str, Tensor]) -> int:
+        """Frozen weights stay where they are, and tied ones travel once."""
+        travel = (tensor for name, tensor in tensors.items() if name not in self._stays)
+        unique = {id(tensor): tensor for tensor in travel if tensor.requires_grad or not isinstance(tensor, Parameter)}
+        return sum(tensor.numel() * tensor.element_size() for tensor in unique.values())
 
 
 def _names(points: Sequence[CutPoint]) -> str:
     return ", ".join(point.name for point in points)
 
 
-def _auxiliary_bytes(analysis: Analysis, cut: str, spec: str) -> int | None:
-    try:
-        made: nn.Module = auxiliary(split_by_analysis(analysis, cut, "untie"), spec, aligned=False)
-    except SplitError:
-        return None
-    return nbytes(made.state_dict())
-
-
 def _row(
     config: Config,
     costs: dict[str, dict[str, Any]],
     point: CutPoint,
-    reference: CutPoint,
-    auxiliaries: dict[str, int | None],
-    travels: dict[str, int],
+    here: Mapping[str, int | None],
+    there: Mapping[str, int | None],
 ) -> Row:
-    """A round's bytes of each kind are proportional to the size of what travels, so one cut's ledger gives them all."""
-    here, there = auxiliaries[point.name], auxiliaries[reference.name]
-    scales: dict[str, tuple[int, int] | None] = {
-        CLIENT_MODEL: (travels[point.name], travels[reference.name]),
-        FULL_MODEL: (1, 1),
-        AUXILIARY: (here, there) if here and there else None,
-        ACTIVATIONS: (point.activation_bytes, reference.activation_bytes),
-        CUT_GRADIENTS: (point.activation_bytes, reference.activation_bytes),
-    }
+    """The costs of the cut where what is `there` travels, for the one where what is `here` does."""
 
     def scaled(by_kind: dict[str, dict[str, int]], ways: Sequence[str]) -> int | None:
         total = 0
         for kind, table in by_kind.items():
-            scale = scales.get(kind, (1, 1))
-            if scale is None:
+            size, reference = here.get(kind, 1), there.get(kind, 1)
+            if size is None or reference is None:
                 return None
-            total += sum(table[way] for way in ways) * scale[0] // scale[1]
+            total += sum(table[way] for way in ways) * size // (reference or 1)
         return total
 
     both = ("up", "down")
     by_algorithm = {name: scaled(row["by_kind"], both) for name, row in costs.items() if name != "lazy-fsl-sage"}
-    if here is None:
+    if here[AUXILIARY] is None:
         by_algorithm["fsl-sage"] = None
     sent = scaled(costs[config.algorithm]["by_kind"], ("up",))
     cohort = max(1, round(config.cohort * config.clients))

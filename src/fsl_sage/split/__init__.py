@@ -2,7 +2,7 @@
 
 from fsl_sage.models.attention import twice_differentiable_attention
 from fsl_sage.split.analysis import Analysis
-from fsl_sage.split.auxiliary import auxiliary
+from fsl_sage.split.auxiliary import AuxiliaryStates, auxiliary
 from fsl_sage.split.cuts import CutPoint, cut_points, cut_points_of
 from fsl_sage.split.plan import BoundaryTensor, SplitError, SplitPlan
 from fsl_sage.split.sides import Boundary, Part, Split
@@ -10,6 +10,7 @@ from fsl_sage.split.splitting import build_side, side_tensors, split_by_analysis
 
 __all__ = [
     "Analysis",
+    "AuxiliaryStates",
     "Boundary",
     "BoundaryTensor",
     "CutPoint",

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,8 @@ from fsl_sage.split.planner import CutPlanner
 from fsl_sage.split.skeleton import named_tensors, on_meta, own_buffers, skeleton, without_data
 from fsl_sage.split.trace import Trace, record
 
+T = TypeVar("T")
+MakeTensor = Callable[[Tensor], Tensor]
 Tied = Literal["refuse", "untie"]
 PARTS = ("client", "server", "head")
 LARGE = 2**28
@@ -91,27 +93,34 @@ class Analysis:
             return None
 
     def _trace(self, leaves: tuple[Any, ...], training: bool) -> Trace:
-        """A trace on data, or, of a large model, on the meta device, where nothing is computed.
+        def run(tensor: MakeTensor, context: AbstractContextManager[Any]) -> Trace:
+            return self._record(leaves, training, tensor, context)
 
-        Code that looks at values does not run there. A model that is itself on the meta device is then traced as if it
-        were on the CPU, any other one on its data.
+        return self.cheaply(run)
+
+    def cheaply(self, run: Callable[[MakeTensor, AbstractContextManager[Any]], T]) -> T:
+        """`run` the model on its data, or, if it is large, on the meta device, where nothing is computed.
+
+        It is told what to make of the model's tensors and in which context to run. Code that looks at values does not
+        run on the meta device. A model that is itself there is then run as if it were on the CPU, any other one on its
+        data.
         """
         if self.is_large:
             try:
-                return self._record(leaves, training, on_meta, nullcontext())
+                return run(on_meta, nullcontext())
             except Exception:
                 pass
         if self.on_meta:
             fake = FakeTensorMode(allow_non_fake_inputs=True)
-            return self._record(leaves, training, lambda tensor: without_data(fake, tensor), fake)
+            return run(lambda tensor: without_data(fake, tensor), fake)
         with torch.random.fork_rng(devices=self.cuda_devices):
-            return self._record(leaves, training, own_buffers, nullcontext())
+            return run(own_buffers, nullcontext())
 
     def _record(
         self,
         leaves: tuple[Any, ...],
         training: bool,
-        tensor: Callable[[Tensor], Tensor],
+        tensor: MakeTensor,
         context: AbstractContextManager[Any],
     ) -> Trace:
         model = skeleton(self.model, tensor)

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fsl_sage.split.analysis import Analysis
-from fsl_sage.split.plan import BoundaryTensor, dtype_of
+from fsl_sage.split.plan import BoundaryTensor
 from fsl_sage.split.profile import Step, training_step
 
 
@@ -85,7 +85,7 @@ def _cut_point(analysis: Analysis, step: Step, name: str) -> CutPoint:
         server_bytes=server.saved_bytes,
         client_trainable_bytes=client.trainable_bytes,
         server_trainable_bytes=server.trainable_bytes,
-        activation_bytes=sum(map(_boundary_bytes, tensors)) // analysis.inputs.batch,
+        activation_bytes=sum(tensor.nbytes for tensor in tensors) // analysis.inputs.batch,
         client_flops=client_flops,
         server_flops=sum(step.flops) - client_flops,
         client_memory=client_memory(client.all_bytes, client.trainable_bytes, inputs, peak),
@@ -116,10 +116,3 @@ class _Held:
 
 def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
-
-
-def _boundary_bytes(tensor: BoundaryTensor) -> int:
-    elements = 1
-    for size in tensor.shape:
-        elements *= size
-    return elements * dtype_of(tensor.dtype).itemsize

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -76,6 +77,16 @@ class BoundaryTensor:
     """Whether it is copied before use, because the model changes it in place."""
     sent_as_returned: bool = False
     """Whether it is also copied when the module returns it, because it changes before the cut."""
+
+    @property
+    def nbytes(self) -> int:
+        """Its bytes in the example."""
+        return math.prod(self.shape) * dtype_of(self.dtype).itemsize
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether a gradient can come back for it."""
+        return dtype_of(self.dtype).is_floating_point
 
 
 @dataclass(frozen=True)

@@ -1,30 +1,82 @@
-"""Run a copy of a part, to see what its modules do."""
+"""Run a copy of a model or of a part, to see what its modules do."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
+from fsl_sage.split.analysis import Analysis, MakeTensor
 from fsl_sage.split.plan import CutPlan, dtype_of
-from fsl_sage.split.sides import Boundary, Part
+from fsl_sage.split.sides import Boundary
 from fsl_sage.split.skeleton import Original, own_buffers, skeleton, without_data
 
 T = TypeVar("T")
 
 
+class Stage(Protocol):
+    """Where rehearsals take place."""
+
+    @property
+    def module(self) -> nn.Module:
+        """The module whose copies play."""
+
+    def play(self, prepare: Callable[[nn.Module], T]) -> T:
+        """Run a copy of the module once, in evaluation, after `prepare`; returns what that has made."""
+
+
+@dataclass(frozen=True)
+class BehindTheCut:
+    """A part behind the cut `entry`; without an example, for a model on the meta device, it runs on shapes alone."""
+
+    module: nn.Module
+    entry: CutPlan
+    example: Boundary | None
+
+    def play(self, prepare: Callable[[nn.Module], T]) -> T:
+        def run(copied: nn.Module, tensors: tuple[Tensor, ...]) -> T:
+            made = prepare(copied)
+            with torch.no_grad():
+                copied.eval()(tensors)
+            return made
+
+        return rehearse(self.module, self.entry, self.example, run)
+
+
+@dataclass(frozen=True)
+class WholeModel:
+    """A whole model. Behind any cut it does what the server's part does, so that one rehearsal serves many cuts."""
+
+    analysis: Analysis
+
+    @property
+    def module(self) -> nn.Module:
+        return self.analysis.model
+
+    def play(self, prepare: Callable[[nn.Module], T]) -> T:
+        def run(tensor: MakeTensor, context: AbstractContextManager[Any]) -> T:
+            copied = skeleton(self.module, tensor)
+            inputs = self.analysis.inputs
+            leaves = [tensor(leaf) if isinstance(leaf, Tensor) else leaf for leaf in inputs.leaves]
+            args, kwargs = inputs.arguments(leaves)
+            with torch.random.fork_rng(devices=[]), context, torch.no_grad():
+                made = prepare(copied)
+                copied.eval()(*args, **kwargs)
+            return made
+
+        return self.analysis.cheaply(run)
+
+
 def rehearse(
     module: nn.Module, entry: CutPlan, example: Boundary | None, run: Callable[[nn.Module, tuple[Tensor, ...]], T]
 ) -> T:
-    """`run` on a copy of a module behind the cut `entry`, which shares its parameters, and on the example's tensors.
-
-    Without an example, for a model on the meta device, both have shapes but no data.
-    """
+    """`run` on a copy of a module behind the cut `entry`, which shares its parameters, and on the example's tensors."""
     if example is not None:
         with torch.random.fork_rng(devices=[]):
             return run(skeleton(module, own_buffers), tuple(tensor.detach() for tensor in example.tensors))
@@ -41,7 +93,7 @@ def _empty_tensors(fake: FakeTensorMode, entry: CutPlan) -> tuple[Tensor, ...]:
 
 @dataclass
 class SeenCall:
-    """One module call behind the cut."""
+    """One module call."""
 
     name: str
     module: nn.Module
@@ -104,24 +156,22 @@ def _shape_of_first(tree: Any) -> tuple[int, ...]:
     return next((tuple(leaf.shape) for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)), ())
 
 
-def calls_behind_the_cut(part: Part, entry: CutPlan, example: Boundary | None) -> list[SeenCall]:
-    """The calls that the code behind the cut makes, each with the calls inside of it."""
+def seen_calls(stage: Stage) -> list[SeenCall]:
+    """The calls that the code makes, each with the calls inside of it."""
 
-    def run(copied: nn.Module, tensors: tuple[Tensor, ...]) -> list[SeenCall]:
+    def prepare(copied: nn.Module) -> list[list[SeenCall]]:
         seen: list[list[SeenCall]] = [[]]
         for name, module in copied.named_modules():
             if name:
                 module.__dict__["forward"] = _See(module, name, seen)
-        with torch.no_grad():
-            copied.eval()(tensors)
-        return _after(seen[0], entry.cut)
+        return seen
 
-    found = rehearse(part, entry, example, run)
-    _replace_modules(found, part)
+    (found,) = stage.play(prepare)
+    _replace_modules(found, stage.module)
     return found
 
 
-def _after(calls: list[SeenCall], cut: str) -> list[SeenCall]:
+def calls_after(calls: list[SeenCall], cut: str) -> list[SeenCall]:
     """The calls after the cut: those after the one that contains it, and, inside of that one, the same again.
 
     What only completes an element of a sequence that the cut goes through, a residual block, does not count.
@@ -130,7 +180,7 @@ def _after(calls: list[SeenCall], cut: str) -> list[SeenCall]:
         if call.name == cut:
             return calls[position + 1 :]
         if _contains(call, cut):
-            inside = _after(call.inner, cut)
+            inside = calls_after(call.inner, cut)
             completes = call.container is not None and not any(later.container for later in inside)
             return ([] if completes else inside) + calls[position + 1 :]
     return calls
@@ -140,8 +190,8 @@ def _contains(call: SeenCall, name: str) -> bool:
     return any(inner.name == name or _contains(inner, name) for inner in call.inner)
 
 
-def _replace_modules(calls: list[SeenCall], part: Part) -> None:
-    """Let the calls point at the part's own modules instead of the copy's."""
+def _replace_modules(calls: list[SeenCall], module: nn.Module) -> None:
+    """Let the calls point at the module's own modules instead of the copy's."""
     for call in calls:
-        call.module = part.get_submodule(call.name)
-        _replace_modules(call.inner, part)
+        call.module = module.get_submodule(call.name)
+        _replace_modules(call.inner, module)
