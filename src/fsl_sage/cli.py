@@ -199,7 +199,7 @@ def cuts_command(args: Sequence[str]) -> None:
     else:
         print_cuts(OUT, arguments.config, table, limits)
     if arguments.figure is not None:
-        cuts_figure(arguments.figure, arguments.config, table)
+        cuts_figure(arguments.figure, arguments.config, table, limits)
 
 
 def compare_command(args: Sequence[str]) -> None:

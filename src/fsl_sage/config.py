@@ -48,7 +48,8 @@ class ModelConfig:
     """The last module at the client; the model's usual cut if not given. FIRST,SECOND: a U-shape, whose part after
     SECOND, the head, is at the client too, so that labels stay (splitfed-ms, splitfed-ss, fedavg)."""
     auxiliary: str = "blocks:1"
-    """The auxiliary, made from the server part: blocks:N, linear, half, full, or a share of its bytes such as 5%."""
+    """The auxiliary, made from the server part: blocks:N, linear, half, full, a share of its bytes such as 5%, or a
+    number of bytes."""
     batch_norm: Literal["average", "local", "group"] = "average"
     """BatchNorm statistics: averaged with the weights, kept local at each client, or GroupNorm in its place."""
 

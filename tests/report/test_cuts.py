@@ -1,14 +1,16 @@
 import json
 from dataclasses import replace
+from io import StringIO
 
 import pytest
+from rich.console import Console
 from torch import nn
 
 from fsl_sage.config import Config, ModelConfig, load_preset
 from fsl_sage.errors import InputError
 from fsl_sage.experiment import cost
 from fsl_sage.models import MODELS
-from fsl_sage.report.cuts import Limits, as_json, cuts_figure, parse_amount, recommend, rows
+from fsl_sage.report.cuts import Limits, as_json, cuts_figure, parse_amount, print_cuts, recommend, rows
 from fsl_sage.split import SplitError
 
 SMALL = Config(model=ModelConfig(name="small-cnn"))
@@ -107,8 +109,18 @@ def test_limits_mark_what_fits_and_the_recommendation_says_why(table):
 
 def test_as_plain_data_and_as_a_figure(table, tmp_path):
     assert len(json.loads(json.dumps(as_json(table, Limits(), "fsl-sage")))["cuts"]) == len(table)
-    cuts_figure(tmp_path / "cuts.png", SMALL, table)
+    for limits in (Limits(), Limits(client_memory=5e6), Limits(client_memory=1)):
+        cuts_figure(tmp_path / "cuts.png", SMALL, table, limits)
     assert (tmp_path / "cuts.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_no_number_is_cut_off_on_a_narrow_terminal(table):
+    console = Console(file=StringIO(), width=40)
+    print_cuts(console, SMALL, table, Limits(uplink=1))
+    printed = console.file.getvalue()
+    assert "…" not in printed
+    (line,) = [line for line in printed.splitlines() if line.startswith("block2 ") and "uplink" in line]
+    assert " ".join(line.split()) == "block2 19.5 k 78.7 kB 302 kB 16.4 kB 255 M 227 M 5.29 MB not uplink"
 
 
 def test_amounts():

@@ -60,7 +60,8 @@ def test_ours_is_layer3_and_a_new_fc(resnet: Split) -> None:
 
 
 @pytest.mark.parametrize(
-    ("budget", "size"), [("5%", 5_160), ("10%", 3_692_608), (8_419_408, 8_419_408), ("100%", 42_025_080)]
+    ("budget", "size"),
+    [("5%", 5_160), ("10%", 3_692_608), (8_419_408, 8_419_408), ("8419407", 3_692_608), ("100%", 42_025_080)],
 )
 def test_a_budget_takes_the_most_that_fits(resnet: Split, budget: Any, size: int) -> None:
     assert bytes_of(auxiliary(resnet, budget)) == size
@@ -76,10 +77,12 @@ def test_a_budget_below_the_smallest_is_refused(resnet: Split) -> None:
     [
         ("blocks:3", "asks for 3 blocks; behind the cut the server has 2 blocks"),
         ("blocks:0", "asks for 0 blocks"),
+        (True, "'True' is none of"),
+        (2.5, "'2.5' is none of"),
         ("third", '\'third\' is none of "linear", "half", "full"'),
     ],
 )
-def test_unknown_auxiliaries_are_refused(resnet: Split, spec: str, message: str) -> None:
+def test_unknown_auxiliaries_are_refused(resnet: Split, spec: Any, message: str) -> None:
     with pytest.raises(SplitError, match=message):
         auxiliary(resnet, spec)
 

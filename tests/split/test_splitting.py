@@ -400,6 +400,17 @@ def test_bad_cuts_are_refused_with_the_names_that_work(cut: str, reason: str) ->
         split_model(Repeats(), cut, torch.randn(2, 6))
 
 
+@pytest.mark.parametrize("cut", [None, 3, (), ("first", "again", "last"), ("first", 2)])
+def test_what_is_no_cut_is_refused_with_the_names_that_work(cut: Any) -> None:
+    with pytest.raises(SplitError, match="give a module's name, or two for a U-shape; cuts that work: first"):
+        split_model(Repeats(), cut, torch.randn(2, 6))
+
+
+def test_what_is_no_model_is_refused() -> None:
+    with pytest.raises(SplitError, match="a function cannot be split; give a torch.nn.Module"):
+        split_model(lambda x: x, "first", torch.randn(2, 6))  # type: ignore[arg-type]
+
+
 def test_an_example_without_tensors_is_refused() -> None:
     with pytest.raises(SplitError, match="the example holds no tensor"):
         split_model(mlp(), "0", {"x": 3})

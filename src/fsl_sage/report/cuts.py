@@ -7,8 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 from rich.console import Console
+from rich.measure import Measurement
+from rich.segment import Segment, Segments
 from rich.table import Table
 from torch import Tensor
 from torch.nn import Parameter
@@ -142,21 +146,34 @@ def _row(
     return Row(point, by_algorithm, None if sent is None else sent // cohort)
 
 
+def best(table: Sequence[Row], limits: Limits, algorithm: str) -> Row | None:
+    """Of the cuts that fit, the one where a round moves the fewest bytes; of such, the one with the fewest FLOPs."""
+    fitting = [row for row in _possible(table, algorithm) if not row.obstacles(limits)]
+    moved = _column(algorithm)
+    return min(fitting, key=lambda row: (row.round_bytes[moved] or 0, row.point.client_flops), default=None)
+
+
+def _column(algorithm: str) -> str:
+    return "fsl-sage" if algorithm == "lazy-fsl-sage" else algorithm
+
+
+def _possible(table: Sequence[Row], algorithm: str) -> list[Row]:
+    return [row for row in table if row.round_bytes[_column(algorithm)] is not None]
+
+
 def recommend(table: Sequence[Row], limits: Limits, algorithm: str) -> str:
     """The cut to take, and why, in a sentence or two."""
-    name = "fsl-sage" if algorithm == "lazy-fsl-sage" else algorithm
-    possible = [row for row in table if row.round_bytes[name] is not None]
-    fitting = [row for row in possible if not row.obstacles(limits)]
-    if not fitting:
+    possible, chosen = _possible(table, algorithm), best(table, limits, algorithm)
+    if chosen is None:
         least = min(possible or table, key=lambda row: len(row.obstacles(limits)))
         broken = " and ".join(least.obstacles(limits)) or "its auxiliary"
         return f"No cut fits these limits; {least.point.name} comes closest, it only breaks {broken}."
-    best = min(fitting, key=lambda row: (row.round_bytes[name] or 0, row.point.client_flops))
-    out = len(possible) - len(fitting)
-    among = f"Of the {len(fitting)} cuts that fit ({out} do not)" if out else f"Of {len(fitting)} cuts"
+    out = sum(bool(row.obstacles(limits)) for row in possible)
+    among = f"Of the {len(possible) - out} cuts that fit ({out} do not)" if out else f"Of {len(possible)} cuts"
+    moved = chosen.round_bytes[_column(algorithm)] or 0
     return (
-        f"Recommended: {best.point.name}. {among} a round of {algorithm} moves the fewest bytes there, "
-        f"{amount(best.round_bytes[name] or 0)}; a client's step needs {amount(best.point.client_memory)} of memory."
+        f"Recommended: {chosen.point.name}. {among} a round of {algorithm} moves the fewest bytes there, "
+        f"{amount(moved)}; a client's step needs {amount(chosen.point.client_memory)} of memory."
     )
 
 
@@ -181,13 +198,20 @@ def operations(count: float) -> str:
 def print_cuts(console: Console, config: Config, table: Sequence[Row], limits: Limits) -> None:
     """What a cut asks of the two sides, what a round moves there, and the recommendation."""
     console.print(f"Cuts of {config.model.name}, batch {config.batch_size}, {config.clients} clients.", highlight=False)
-    console.print(_sizes_table(table, limits))
+    _print_whole(console, _sizes_table(table, limits))
     console.print(
         "Bytes of a round (labels included; fsl-sage when it does not align; - where there is no such auxiliary):",
         highlight=False,
     )
-    console.print(_bytes_table(table, limits))
+    _print_whole(console, _bytes_table(table, limits))
     console.print(recommend(table, limits, config.algorithm), highlight=False, soft_wrap=True)
+
+
+def _print_whole(console: Console, shown: Table) -> None:
+    """A table as wide as it is: a number that is cut off is no number."""
+    natural = Measurement.get(console, console.options.update(max_width=10_000), shown).maximum
+    for line in console.render_lines(shown, console.options.update(width=natural)):
+        console.print(Segments([*line, Segment.line()]), soft_wrap=True)
 
 
 def _sizes_table(table: Sequence[Row], limits: Limits) -> Table:
@@ -251,30 +275,58 @@ def as_json(table: Sequence[Row], limits: Limits, algorithm: str) -> dict[str, A
     return {"cuts": cuts, "recommendation": recommend(table, limits, algorithm)}
 
 
-def cuts_figure(path: Path, config: Config, table: Sequence[Row]) -> None:
+def cuts_figure(path: Path, config: Config, table: Sequence[Row], limits: Limits) -> None:
     """What a cut costs, from the first to the last: memory and FLOPs of the client above, bytes of a round below."""
-    figure = Figure(figsize=(8, 6.5), layout="constrained")
+    figure = Figure(figsize=(min(max(8, 3 + 0.22 * len(table)), 24), 7), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True)
-    places = range(len(table))
-    above.bar(places, [row.point.client_memory / 1e6 for row in table], color="#9CB4CC", label="memory")
-    above.set_ylabel("client's memory for a step, MB")
-    flops = above.twinx()
-    flops.plot(places, [row.point.client_flops / 1e9 for row in table], color="#333333", marker="o", markersize=4)
-    flops.set_ylabel("client's FLOPs a step, 10⁹ (line)")
-    for algorithm, colour in COLOURS.items():
-        if algorithm not in table[0].round_bytes:
-            continue
-        values = [row.round_bytes[algorithm] for row in table]
-        moved = [float("nan") if value is None else value / 1e6 for value in values]
-        below.plot(places, moved, color=colour, marker="o", markersize=4, label=algorithm)
-    below.set(ylabel="bytes of a round, MB", yscale="log", xticks=list(places))
-    below.set_xticklabels([row.point.name for row in table], rotation=60, ha="right", fontsize="small")
-    below.grid(alpha=0.3)
-    below.legend(frameon=False, fontsize="small", ncols=3)
-    figure.suptitle(f"Where to cut {config.model.name} (batch {config.batch_size}, {config.clients} clients)")
+    _draw_client(above, table, limits)
+    _draw_bytes(below, table)
+    chosen = best(table, limits, config.algorithm)
+    if chosen is not None:
+        place = table.index(chosen)
+        for axes in (above, below):
+            axes.axvline(place, color="#333333", linestyle=":", zorder=0)
+        side = "left" if place < len(table) / 2 else "right"
+        note = f" recommended: {chosen.point.name} "
+        below.annotate(note, (place, 1), xycoords=("data", "axes fraction"), ha=side, va="bottom", fontsize="small")
+    figure.suptitle(
+        f"Where to cut {config.model.name} (a step has {config.batch_size} samples, a round {config.clients} clients)"
+    )
     image = BytesIO()
     figure.savefig(image, format="png", dpi=150)
     write_bytes(path, image.getvalue())
+
+
+def _draw_client(axes: Axes, table: Sequence[Row], limits: Limits) -> None:
+    """Memory as bars, FLOPs as a line; a cut that does not fit the limits is pale."""
+    colours = ["#E3E3E3" if row.obstacles(limits) else "#9CB4CC" for row in table]
+    axes.bar(range(len(table)), [row.point.client_memory / 1e6 for row in table], color=colours)
+    axes.set_ylabel("client's memory, MB")
+    if "#E3E3E3" in colours:
+        axes.set_title("pale: does not fit the limits", loc="left", fontsize="small")
+    flops = axes.twinx()
+    flops.plot([row.point.client_flops / 1e9 for row in table], color="#333333", marker="o", markersize=4)
+    flops.set_ylabel("client's FLOPs, 10⁹ (line)")
+    flops.set_ylim(bottom=0)
+
+
+def _draw_bytes(axes: Axes, table: Sequence[Row]) -> None:
+    """One line for each algorithm, and one for all that move the same bytes."""
+    lines: dict[tuple[int | None, ...], list[str]] = {}
+    for algorithm in table[0].round_bytes:
+        lines.setdefault(tuple(row.round_bytes[algorithm] for row in table), []).append(algorithm)
+    for values, algorithms in lines.items():
+        moved = [float("nan") if value is None else value / 1e6 for value in values]
+        label, colour = ", ".join(algorithms), COLOURS.get(algorithms[0])
+        axes.plot(moved, color=colour, marker="o", markersize=4, label=label)
+    axes.set(ylabel="bytes of a round, MB", yscale="log", xticks=range(len(table)))
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    names = [row.point.name for row in table]
+    axes.set_xticklabels(names, rotation=90, fontsize="small" if len(table) < 80 else "xx-small")
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, fontsize="small", ncols=2)
 
 
 def parse_amount(text: str, option: str) -> float:

@@ -171,7 +171,7 @@ class Analysis:
         """What crosses the cut, trace by trace; a SplitError says why the model cannot be cut there."""
         obstacle = self._obstacle(cut)
         if obstacle is not None:
-            raise SplitError(f"the model cannot be cut at '{cut}': {obstacle}; {self._advice()}")
+            raise SplitError(f"the model cannot be cut at '{cut}': {obstacle}; {self.advice()}")
         return self._crossing_at[cut]
 
     @cached_property
@@ -208,7 +208,8 @@ class Analysis:
         shared = [name for name in self.tensors if name in held[0] & held[1] and self.tensors[name].requires_grad]
         return f"the parameter '{shared[0]}' is used on both sides; freeze it, or cut elsewhere" if shared else None
 
-    def _advice(self) -> str:
+    def advice(self) -> str:
+        """The cuts that work, as the end of a sentence."""
         names = self.cut_names
         if not names:
             return "the model cannot be cut anywhere"

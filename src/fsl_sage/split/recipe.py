@@ -88,9 +88,9 @@ class Recipes:
     def choose(self, spec: str | int, calls: list[SeenCall], server: State) -> Recipe:
         """The recipe that `spec` asks for, given the calls behind the cut and what the server holds."""
         blocks = blocks_of(calls)
-        if isinstance(spec, int) and not isinstance(spec, bool):
-            return self._largest_within(spec, steps(blocks), server)
         text = str(spec).strip().lower()
+        if re.fullmatch(r"-?\d+", text):
+            return self._largest_within(int(text), steps(blocks), server)
         if text in ("linear", "full"):
             return self.without(all_but(blocks, 0 if text == "linear" else len(blocks)))
         if text == "half":

@@ -36,13 +36,20 @@ def split_model(
     Raises:
         SplitError: The model cannot be cut there. It says what stands in the way and which cuts work.
     """
+    if not isinstance(model, nn.Module):
+        raise SplitError(f"a {type(model).__name__} cannot be split; give a torch.nn.Module")
     analysis = Analysis(model, example, private)
     return split_by_analysis(analysis, cut, tied)
 
 
 def split_by_analysis(analysis: Analysis, cut: str | tuple[str, str], tied: Tied = "refuse") -> Split:
     """Split a model that has been analysed, so that many cuts of one model need one analysis."""
-    plan = analysis.plan((cut,) if isinstance(cut, str) else tuple(cut), tied)
+    cuts = (cut,) if isinstance(cut, str) else cut
+    if not isinstance(cuts, tuple | list) or len(cuts) not in (1, 2) or not all(isinstance(name, str) for name in cuts):
+        raise SplitError(
+            f"the cut {cut!r} is not possible: give a module's name, or two for a U-shape; {analysis.advice()}"
+        )
+    plan = analysis.plan(tuple(cuts), tied)
     return Split(analysis.model, plan) if analysis.on_meta else checked(analysis, plan)
 
 
