@@ -1,7 +1,8 @@
 """A ResNet-18 training step with this package's layers against the same step with the plain ones of `torch.nn`.
 
-Forward, loss, backward and Adam, one thread. The plain side stores tensors contiguously; its Adam is torch's default
-one, the fast side's is the fused one that this package uses. A second line has the fused one on both sides.
+Forward, loss, backward and Adam: the processor time of one thread, for others may use the machine too. The plain side
+stores tensors contiguously; its Adam is torch's default one, the fast side's is the fused one that this package uses. A
+second line has the fused one on both sides. Both sides keep freed memory, as runs do.
 """
 
 import copy
@@ -13,7 +14,8 @@ import torch.nn.functional as F
 from rich.table import Table
 from torch import Tensor, nn
 
-from benchmarks.timing import CONSOLE, Ratio, compare
+from benchmarks.timing import CONSOLE, Ratio, compare_cpu
+from fsl_sage.engines.process import prepare_process
 from fsl_sage.models import ResNet18
 
 STAGES = {
@@ -138,19 +140,19 @@ def row(table: Table, name: str, ratio: Ratio) -> None:
 def main(batch_size: int = 256, repeats: int = 9) -> None:
     """Print the ratios, plain over fast, and how far the numbers differ."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    prepare_process(threads=1)
     fast, plain = models()
     title = f"ResNet-18, batch {batch_size}, 32x32, one thread: ms, median (least to most of {repeats})"
     table = Table("", "plain", "fast", "plain / fast", title=title)
     step = training_step(fast, batch_size, fused=True)
-    row(table, "whole step", compare(training_step(plain, batch_size, fused=False), step, repeats))
-    row(table, "with fused Adam on both", compare(training_step(plain, batch_size, fused=True), step, repeats))
+    row(table, "whole step", compare_cpu(training_step(plain, batch_size, fused=False), step, repeats))
+    row(table, "with fused Adam on both", compare_cpu(training_step(plain, batch_size, fused=True), step, repeats))
     table.add_section()
     for stage in STAGES:
         sides = (stage_pass(model, stage, batch_size) for model in (plain, fast))
-        row(table, stage, compare(*sides, repeats))
+        row(table, stage, compare_cpu(*sides, repeats))
     sides = (alignment_pass(model, batch_size) for model in (plain, fast))
-    row(table, "alignment of layer3", compare(*sides, repeats))
+    row(table, "alignment of layer3", compare_cpu(*sides, repeats))
     CONSOLE.print(table)
     loss, _ = differences(batch_size, torch.float32)
     _, gradients = differences(min(batch_size, 64), torch.float64)

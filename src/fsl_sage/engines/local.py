@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fsl_sage.alignment.fidelity import Fidelity
 from fsl_sage.engines.base import ClientError, Delivery, Engine, Failures, Outcome, Setup, survivors
+from fsl_sage.engines.process import prepare_process
 from fsl_sage.engines.server import Replies, ServerSide, Uploads, join_states, local_tensors, part_states
 from fsl_sage.engines.worker import Play, Worker, copied, evaluate
 from fsl_sage.roles.f_server import Update
@@ -35,7 +36,7 @@ class LocalEngine(Engine):
         # torch's CPU generator is shared between threads: a model that draws in forward runs one client at a time.
         workers = 1 if setup.settings.draws else min(config.workers or os.cpu_count() or 1, len(setup.examples))
         self._threads_before = torch.get_num_threads()
-        torch.set_num_threads(config.threads)
+        prepare_process(config.threads)
         self._workers = [Worker(setup) for _ in range(workers)]
         self._free: SimpleQueue[Worker] = SimpleQueue()
         for worker in self._workers:

@@ -8,11 +8,13 @@ as often as wanted.
 
 from functools import lru_cache
 from itertools import product
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 
 from fsl_sage.models.layout import channels_last, in_channels_last
 
@@ -102,9 +104,23 @@ def _by_products(x: Tensor, weight: Tensor) -> Tensor:
     V = _transform(B, _transform(B, lines).view(P * t, H, N * C)).view(P * t * P, t * N, C)
     U = torch.bmm(G[None], weight.reshape(1, K * C, 9).transpose(1, 2))
     U = U.view(P, 1, P, K, C).expand(P, t, P, K, C).reshape(P * t * P, K, C)
-    M = torch.bmm(V, U.transpose(1, 2))
+    M: Tensor = _Products.apply(V, U)  # type: ignore[no-untyped-call]
     y = _transform(A, _transform(A, M.view(P * t, P * t, N * K)).view(1, P * t, H * N * K)).view(H, H, N, K)
     return channels_last(y.permute(2, 3, 0, 1))
+
+
+class _Products(torch.autograd.Function):
+    """V U' for V [b, n, C], U [b, K, C], as `bmm`; whose own gradient of U is stored transposed, and then copied."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, V: Tensor, U: Tensor) -> Tensor:
+        ctx.save_for_backward(V, U)
+        return torch.bmm(V, U.transpose(1, 2))
+
+    @staticmethod
+    def backward(ctx: Any, M: Tensor) -> tuple[Tensor, Tensor]:
+        V, U = ctx.saved_tensors
+        return torch.bmm(M, U), torch.bmm(M.transpose(1, 2), V)
 
 
 def _transform(table: Tensor, x: Tensor) -> Tensor:

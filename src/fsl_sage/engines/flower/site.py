@@ -13,6 +13,7 @@ from fsl_sage.engines.flower.agreement import Agreement
 from fsl_sage.engines.flower.node_state import NodeState
 from fsl_sage.engines.flower.records import Assignment, Report
 from fsl_sage.engines.flower.site_data import load_site
+from fsl_sage.engines.process import prepare_process
 from fsl_sage.engines.setup import assemble, build_parts, pick_device
 from fsl_sage.engines.worker import Worker
 from fsl_sage.errors import InputError
@@ -31,7 +32,7 @@ class Site:
         self.client = client
         self.state = state
         self.setup = _setup(config, agreement, client, data)
-        torch.set_num_threads(config.threads)
+        prepare_process(config.threads)
 
     def play(self, assignment: Assignment) -> Report:
         """The client's local round; afterwards its state is on disk."""

@@ -12,6 +12,7 @@ from ray.exceptions import RayActorError
 from torch import Tensor
 
 from fsl_sage.engines.base import ClientError, Delivery, LostError, Outcome, Setup
+from fsl_sage.engines.process import prepare_process
 from fsl_sage.engines.ray.arrays import carry_tensors_as_arrays, to_device
 from fsl_sage.engines.ray.intake import Intake
 from fsl_sage.engines.ray.pool import Pool, UnpreparedError
@@ -222,7 +223,7 @@ def settle(setup: Setup) -> Setup:
     """Make this process a place for the run: its torch threads, and everything on its own device."""
     carry_tensors_as_arrays()
     config = setup.settings.config
-    torch.set_num_threads(config.threads)
+    prepare_process(config.threads)
     # Ray shows a process the GPUs that are its own, and these it numbers from 0.
     given = bool(ray.get_gpu_ids())
     device = pick_device(config.device.split(":")[0] if given or config.device != "auto" else "cpu")
