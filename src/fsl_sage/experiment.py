@@ -10,6 +10,7 @@ import numpy as np
 
 from fsl_sage.algorithms import ALGORITHMS
 from fsl_sage.alignment.fidelity import Fidelity
+from fsl_sage.alignment.passes import Smash
 from fsl_sage.config import NO_PART_OF_THE_RESULT, Config, option
 from fsl_sage.engines.base import Delivery, Engine, LostError, Setup
 from fsl_sage.engines.dry import DryEngine
@@ -365,7 +366,8 @@ def cost(config: Config) -> dict[str, dict[str, Any]]:
     """
     u_shape = len(config.model.cuts) == 2
     possible = [name for name, algorithm in ALGORITHMS.items() if algorithm.takes_two_cuts or not u_shape]
-    return {name: _cost(_as_algorithm(config, name)) for name in possible}
+    smashed: dict[int, Smash] = {}
+    return {name: _cost(_as_algorithm(config, name), smashed) for name in possible}
 
 
 def _as_algorithm(config: Config, name: str) -> Config:
@@ -373,9 +375,9 @@ def _as_algorithm(config: Config, name: str) -> Config:
     return replace(config, algorithm=name, rounds=2, align_every=2, align_until=2, warm_start=False)
 
 
-def _cost(config: Config) -> dict[str, Any]:
+def _cost(config: Config, smashed: dict[int, Smash]) -> dict[str, Any]:
     setup = make_dry_setup(config)
-    federation = Federation(setup, DryEngine(setup))
+    federation = Federation(setup, DryEngine(setup, smashed))
     cohort = draw_cohort(config, 0)
     aligned = [federation.play_round(t, cohort)["aligned"] for t in range(2)]
     tables = [federation.ledger.by_kind(t) for t in range(2)]

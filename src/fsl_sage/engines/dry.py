@@ -25,10 +25,11 @@ from fsl_sage.wire.message import AUXILIARY, Message, Tensors
 class DryEngine(Engine):
     """Modules and tensors on the meta device: shapes without numbers."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, smashed: dict[int, Smash] | None = None) -> None:
+        """`smashed`, by batch size, is filled; engines whose setups differ in the algorithm alone may share it."""
         self.setup = setup
         self._server = _DryServer(setup)
-        self._smashed: dict[int, Smash] = {}
+        self._smashed = {} if smashed is None else smashed
         self._batches: dict[int, Batch] = {}
 
     def train(self, t: int, clients: Sequence[int], delivery: Delivery, ledger: Ledger) -> list[Update]:
