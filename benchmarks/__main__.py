@@ -1,10 +1,11 @@
 """`make bench`: all ratios, one after the other."""
 
-from benchmarks import alignment, ray_engine, resnet_step, rounds, split_overhead
+from benchmarks import alignment, cut_memory, ray_engine, resnet_step, rounds, split_overhead
 
 if __name__ == "__main__":
     resnet_step.main()
     split_overhead.main()
+    cut_memory.main()
     rounds.main()
     rounds.two_workers()
     alignment.main()

@@ -407,7 +407,7 @@ def test_what_is_no_cut_is_refused_with_the_names_that_work(cut: Any) -> None:
 
 
 def test_what_is_no_model_is_refused() -> None:
-    with pytest.raises(SplitError, match="a function cannot be split; give a torch.nn.Module"):
+    with pytest.raises(SplitError, match=r"a function cannot be split; give a torch\.nn\.Module"):
         split_model(lambda x: x, "first", torch.randn(2, 6))  # type: ignore[arg-type]
 
 

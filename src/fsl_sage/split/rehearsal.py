@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from fsl_sage.split.analysis import Analysis, MakeTensor
 from fsl_sage.split.plan import CutPlan, dtype_of
 from fsl_sage.split.sides import Boundary
-from fsl_sage.split.skeleton import Original, own_buffers, skeleton, without_data
+from fsl_sage.split.skeleton import Original, on_meta, own_buffers, skeleton, without_data
 
 T = TypeVar("T")
 
@@ -46,6 +46,12 @@ class BehindTheCut:
                 copied.eval()(tensors)
             return made
 
+        if self.example is None:
+            try:  # the meta device is the fastest, but not all code runs there
+                with torch.random.fork_rng(devices=[]):
+                    return run(skeleton(self.module, on_meta), _empty_tensors(self.entry, "meta"))
+            except Exception:
+                pass
         return rehearse(self.module, self.entry, self.example, run)
 
 
@@ -81,14 +87,13 @@ def rehearse(
         with torch.random.fork_rng(devices=[]):
             return run(skeleton(module, own_buffers), tuple(tensor.detach() for tensor in example.tensors))
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    copied, tensors = skeleton(module, lambda tensor: without_data(fake, tensor)), _empty_tensors(fake, entry)
+    copied = skeleton(module, lambda tensor: without_data(fake, tensor))
     with fake:
-        return run(copied, tensors)
+        return run(copied, _empty_tensors(entry, "cpu"))
 
 
-def _empty_tensors(fake: FakeTensorMode, entry: CutPlan) -> tuple[Tensor, ...]:
-    with fake:
-        return tuple(torch.empty(tensor.shape, dtype=dtype_of(tensor.dtype)) for tensor in entry.tensors)
+def _empty_tensors(entry: CutPlan, device: str) -> tuple[Tensor, ...]:
+    return tuple(torch.empty(tensor.shape, dtype=dtype_of(tensor.dtype), device=device) for tensor in entry.tensors)
 
 
 @dataclass
