@@ -19,11 +19,11 @@ class DataConfig:
     """What the clients learn from, and how it is divided among them."""
 
     name: str = "cifar10-mini"
-    """cifar10-mini (in the package), cifar10, cifar100, or npz:PATH."""
+    """cifar10-mini (in the package), cifar10, cifar100, npz:PATH, or e2e: text, for a language model."""
     dir: Path | None = None
     """Where data sets are kept (else $FSL_SAGE_DATA, else the user's cache directory)."""
-    partition: Literal["iid", "dirichlet", "shards"] = "iid"
-    """How the training images are divided among the clients."""
+    partition: Literal["iid", "dirichlet", "shards", "restaurant"] = "iid"
+    """How the training examples are divided among the clients; restaurant (e2e): all texts on one at one client."""
     alpha: float = 1.0
     """Dirichlet parameter, 0.01 to 1e4: the smaller, the more the clients' classes differ."""
     shards_per_client: int = 2
@@ -31,11 +31,15 @@ class DataConfig:
     augment: bool = True
     """Random flips and crops of the training images."""
     train_images: int | None = None
-    """Use only this many training images, balanced over the classes."""
+    """Use only this many training images (texts), balanced over the classes (restaurants)."""
     test_images: int | None = None
-    """Use only this many test images, balanced over the classes."""
+    """Use only this many test images (texts), balanced over the classes (restaurants)."""
     test_fraction: float = 0.2
     """The part of an .npz without x_test that is kept for testing."""
+    tokenizer: Path | None = None
+    """Text only: the directory of a tokenizer of transformers (that of hf:PATH if not given)."""
+    sequence_length: int = 512
+    """Text only: longer texts are cut off after this many tokens."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +47,14 @@ class ModelConfig:
     """The model, where it is cut, and the auxiliary."""
 
     name: str = "resnet18"
-    """resnet18, small-cnn, hf:ARCHITECTURE or hf:PATH (transformers), or MODULE:FACTORY, your own."""
+    """resnet18, small-cnn, hf:ARCHITECTURE or hf:PATH (transformers), or MODULE:FACTORY, your own. With text data an
+    hf: model is a causal language model, which is trained by LoRA; hf:PATH brings its weights and its tokenizer."""
     cut: str | None = None
     """The last module at the client; the model's usual cut if not given. FIRST,SECOND: a U-shape, whose part after
     SECOND, the head, is at the client too, so that labels stay (splitfed-ms, splitfed-ss, fedavg)."""
-    auxiliary: str = "blocks:1"
+    auxiliary: str | None = None
     """The auxiliary, made from the server part: blocks:N, linear, half, full, a share of its bytes such as 5%, or a
-    number of bytes."""
+    number of bytes. If not given, blocks:1; for a language model blocks:3."""
     batch_norm: Literal["average", "local", "group"] = "average"
     """BatchNorm statistics: averaged with the weights, kept local at each client, or GroupNorm in its place."""
 
@@ -57,6 +62,24 @@ class ModelConfig:
     def cuts(self) -> tuple[str, ...]:
         """The cuts that are given: none, one, or the two of a U-shape."""
         return tuple(name.strip() for name in self.cut.split(",")) if self.cut else ()
+
+
+@dataclass(frozen=True)
+class LoRAConfig:
+    """What is trained of a language model: low-rank adapters; the defaults are those of the LoRA paper for E2E."""
+
+    rank: int = 4
+    """The rank r of the adapters."""
+    alpha: float = 32.0
+    """The adapters' output is scaled by alpha / rank."""
+    dropout: float = 0.1
+    """Dropout before the adapters. Above 0, the clients of one process train one after the other."""
+    targets: tuple[str, ...] = ()
+    """The layers that get adapters, by the last part of their names; if not given, the attention's queries and values
+    (GPT-2: c_attn)."""
+    auxiliary: Literal["adapters", "head", "all"] = "head"
+    """What is trained, and so travels, of an auxiliary: its adapters, these and its head (the last norm and the
+    decoder), or all of it."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +102,8 @@ class OptimizerConfig:
     """The part of the run, 0 to 1, in which the learning rate rises linearly to its value."""
     decay: float = 0.1
     """Factor of the learning rate: at each third of the run (step), or by the end of it (linear, exponential)."""
+    label_smoothing: float | None = None
+    """Label smoothing of the training loss; if not given, none for images, 0.1 for text."""
 
 
 @dataclass(frozen=True)
@@ -173,6 +198,7 @@ class Config:
 
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
+    lora: LoRAConfig = field(default_factory=LoRAConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     alignment: AlignmentConfig = field(default_factory=AlignmentConfig)
 
@@ -186,6 +212,12 @@ class Config:
             )
         if self.alignment.batch_size == 1:
             raise InputError("--alignment.batch-size 1 is not possible: BatchNorm needs two; 0 is as uploaded.")
+        if self.data.partition == "restaurant" and self.data.name != "e2e":
+            raise InputError(
+                f"--data.partition restaurant is for e2e, not for {self.data.name}: give iid, dirichlet or shards."
+            )
+        if self.optimizer.schedule == "exponential" and self.optimizer.decay == 0:
+            raise InputError("--optimizer.decay 0 is not possible with an exponential schedule: give a number above 0.")
         if self.algorithm == "lazy-fsl-sage" and self.align_until is None:
             raise InputError("lazy-fsl-sage needs --align-until, the last round that aligns.")
         if self.order == "arrival" and self.engine == "local":
@@ -224,12 +256,17 @@ _RANGES: dict[str, tuple[str, float, float]] = {
     "data.train_images": _WHOLE,
     "data.test_images": _WHOLE,
     "data.test_fraction": ("a fraction between 0 and 1", 1e-6, 1 - 1e-6),
+    "data.sequence_length": ("a whole number from 4 up", 4, 2**31 - 1),
+    "lora.rank": _WHOLE,
+    "lora.alpha": _RATE,
+    "lora.dropout": ("a fraction from 0 to below 1", 0, 1 - 1e-9),
     "optimizer.lr": _RATE,
     "optimizer.server_lr": _RATE,
     "optimizer.weight_decay": ("a number from 0 up", 0, math.inf),
     "optimizer.momentum": ("a number from 0 to below 1", 0, 1 - 1e-9),
     "optimizer.warmup": ("a fraction from 0 to 1", 0, 1),
-    "optimizer.decay": ("a number above 0, at most 1", _ABOVE_ZERO, 1),
+    "optimizer.decay": ("a fraction from 0 to 1", 0, 1),
+    "optimizer.label_smoothing": ("a fraction from 0 to below 1", 0, 1 - 1e-9),
     "alignment.samples": ("a whole number from 2 up", 2, 2**62),
     "alignment.steps": _WHOLE,
     "alignment.passes": _WHOLE,

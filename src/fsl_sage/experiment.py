@@ -1,7 +1,7 @@
 """A run: builds the roles from a configuration and plays the rounds."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,16 +13,18 @@ from fsl_sage.alignment.fidelity import Fidelity
 from fsl_sage.alignment.passes import Smash
 from fsl_sage.config import NO_PART_OF_THE_RESULT, Config, option
 from fsl_sage.engines.base import Delivery, Engine, LostError, Setup
-from fsl_sage.engines.dry import DryEngine
+from fsl_sage.engines.dry import DryEngine, Shapes
 from fsl_sage.engines.local import LocalEngine
 from fsl_sage.engines.setup import make_dry_setup, make_setup
 from fsl_sage.errors import InputError, MissingExtra, TrainingError
+from fsl_sage.models import save_adapters
 from fsl_sage.records.figures import accuracy_figure, classes_figure
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.records.trackers import TRACKERS, Tracker
 from fsl_sage.roles.averaging import average
 from fsl_sage.roles.client import below
 from fsl_sage.roles.f_server import FServer, Update
+from fsl_sage.roles.replica import frozen_bytes
 from fsl_sage.roles.work import Parts
 from fsl_sage.seeding import numpy_generator
 from fsl_sage.wire.ledger import BEFORE, GIB, Ledger, totals
@@ -113,7 +115,9 @@ def play(
         # 3. The final model, the figure, the result.
         accuracy_figure(directory.path / "accuracy.png", metrics, config.algorithm)
         result = _summary(metrics, stopped)
-        directory.finish(federation.merged(), result, keep_checkpoint=config.keep_checkpoint)
+        model = federation.merged()
+        save_adapters(directory.adapter, config.model.name, config.lora, model)
+        directory.finish(model, result, keep_checkpoint=config.keep_checkpoint)
         for tracker in trackers:
             tracker.finish(result)
     finally:
@@ -129,7 +133,7 @@ def _restore(
     federation = build(directory, config)
     first = federation.load_checkpoint(*checkpoint) if checkpoint else 0
     metrics, entries = directory.cut_back(first)
-    federation.ledger.load(entries)
+    federation.ledger.restore(entries, metrics[-1]["bytes_whole_models"] if metrics else 0)
     return federation, metrics
 
 
@@ -164,7 +168,11 @@ def _timed_round(federation: "Federation", t: int, metrics: list[dict[str, Any]]
     seconds = time.perf_counter() - start
     elapsed = seconds + (metrics[-1]["elapsed_seconds"] if metrics else 0.0)
     ledger = federation.ledger
-    moved = {"bytes_total": ledger.total, "bytes_paper": ledger.paper}
+    moved = {
+        "bytes_total": ledger.total,
+        "bytes_paper": ledger.paper,
+        "bytes_whole_models": ledger.whole_models,
+    }
     return {"round": t, **scores, **played, **moved, "seconds": seconds, "elapsed_seconds": elapsed}
 
 
@@ -196,6 +204,7 @@ def _summary(metrics: Sequence[dict[str, Any]], stopped: str) -> dict[str, Any]:
         "final_loss": last["test_loss"],
         "bytes_total": last["bytes_total"],
         "bytes_paper": last["bytes_paper"],
+        "bytes_whole_models": last["bytes_whole_models"],
         "elapsed_seconds": last["elapsed_seconds"],
     }
 
@@ -214,7 +223,7 @@ class Federation:
     def __init__(self, setup: Setup, engine: Engine) -> None:
         self.setup = setup
         self.engine = engine
-        self.ledger = Ledger()
+        self.ledger = Ledger(self._frozen_by_kind())
         self.post = Post(self.ledger, setup.settings.config.clients)
         self.f_server = FServer(
             {part: setup.settings.travelling(part, setup.initial[part]) for part in setup.algorithm.averaged},
@@ -253,8 +262,9 @@ class Federation:
             self.post.lost(client)
         for update in updates:
             self.post.arrived(update.client)
-            for part, tensors in update.parts.items():
-                self.ledger.bill(t, update.client, "up", self.setup.algorithm.kind(part), nbytes(tensors))
+            for kind in dict.fromkeys(map(self.setup.algorithm.kind, update.parts)):
+                parts = (x for part, x in update.parts.items() if self.setup.algorithm.kind(part) == kind)
+                self.ledger.bill(t, update.client, "up", kind, sum(map(nbytes, parts)))
         return updates
 
     def _average(self, t: int, updates: list[Update]) -> None:
@@ -265,15 +275,26 @@ class Federation:
         self.post.broadcast(t, [update.client for update in updates], self._sizes(tuple(averaged)))
 
     def _sizes(self, parts: tuple[str, ...], *, whole: bool = False) -> dict[str, int]:
-        """Bytes by kind of these parts as they travel; `whole`: with what later stays local."""
+        """Bytes by kind of these parts as they travel; `whole`: with what later stays local, and frozen weights."""
         sizes: dict[str, int] = {}
-        for part in parts:
+        for place, part in enumerate(parts):
             tensors = self.setup.initial[part]
             kind = self.setup.algorithm.kind(part)
-            sizes[kind] = sizes.get(kind, 0) + nbytes(
-                tensors if whole else self.setup.settings.travelling(part, tensors)
-            )
+            size = nbytes(tensors if whole else self.setup.settings.travelling(part, tensors))
+            if whole:  # what a part shares with one before it is not sent twice
+                size += self._frozen(parts[: place + 1]) - self._frozen(parts[:place])
+            sizes[kind] = sizes.get(kind, 0) + size
         return sizes
+
+    def _frozen(self, parts: Iterable[str]) -> int:
+        return frozen_bytes(self.setup.modules[part] for part in parts)
+
+    def _frozen_by_kind(self) -> dict[str, int]:
+        """Bytes of frozen weights in what travels under each kind, by the convention that bills whole models."""
+        algorithm = self.setup.algorithm
+        parts = [part for part in self.setup.modules if part in {*algorithm.averaged, *algorithm.holds}]
+        kinds = {algorithm.kind(part) for part in parts}
+        return {kind: self._frozen(part for part in parts if algorithm.kind(part) == kind) for kind in kinds}
 
     def weights(self) -> dict[str, Tensors]:
         """The global model by part; what clients keep local is not in it."""
@@ -366,7 +387,7 @@ def cost(config: Config) -> dict[str, dict[str, Any]]:
     """
     u_shape = len(config.model.cuts) == 2
     possible = [name for name, algorithm in ALGORITHMS.items() if algorithm.takes_two_cuts or not u_shape]
-    smashed: dict[int, Smash] = {}
+    smashed: dict[Shapes, Smash] = {}
     return {name: _cost(_as_algorithm(config, name), smashed) for name in possible}
 
 
@@ -375,18 +396,29 @@ def _as_algorithm(config: Config, name: str) -> Config:
     return replace(config, algorithm=name, rounds=2, align_every=2, align_until=2, warm_start=False)
 
 
-def _cost(config: Config, smashed: dict[int, Smash]) -> dict[str, Any]:
+def _cost(config: Config, smashed: dict[Shapes, Smash]) -> dict[str, Any]:
     setup = make_dry_setup(config)
     federation = Federation(setup, DryEngine(setup, smashed))
     cohort = draw_cohort(config, 0)
-    aligned = [federation.play_round(t, cohort)["aligned"] for t in range(2)]
+    aligned, whole = [], []
+    for t in range(2):
+        before = federation.ledger.whole_models
+        aligned.append(federation.play_round(t, cohort)["aligned"])
+        whole.append(federation.ledger.whole_models - before)
     tables = [federation.ledger.by_kind(t) for t in range(2)]
     total, paper = totals(tables[1])
-    result: dict[str, Any] = {"bytes_paper": paper, "bytes_total": total, "by_kind": tables[1]}
+    result: dict[str, Any] = {"bytes_paper": paper, "bytes_total": total, "bytes_whole_models": whole[1]}
+    result["by_kind"] = tables[1]
     if aligned[0]:
         total, paper = totals(tables[0])
-        result |= {"bytes_paper_aligning": paper, "bytes_total_aligning": total, "by_kind_aligning": tables[0]}
-    return {**result, "bytes_first_download": totals(federation.ledger.by_kind(BEFORE))[0]}
+        result |= {
+            "bytes_paper_aligning": paper,
+            "bytes_total_aligning": total,
+            "bytes_whole_models_aligning": whole[0],
+        }
+        result["by_kind_aligning"] = tables[0]
+    result["bytes_first_download"] = totals(federation.ledger.by_kind(BEFORE))[0]
+    return {**result, "is_upper_bound": setup.settings.task.sizes_are_bounds}
 
 
 def run_cost(config: Config) -> dict[str, int]:
@@ -394,19 +426,25 @@ def run_cost(config: Config) -> dict[str, int]:
     setup = make_dry_setup(config)
     federation = Federation(setup, DryEngine(setup))
     whole = len(draw_cohort(config, 0)) == config.clients
-    known: dict[Any, tuple[int, int]] = {}
-    total = paper = rounds = 0
+    alike = whole and (not setup.settings.task.sizes_vary or setup.settings.task.sizes_are_bounds)
+    known: dict[Any, tuple[int, int, int]] = {}
+    total = paper = models = rounds = 0
     while rounds < config.rounds and (config.budget_gib is None or paper < config.budget_gib * GIB):
         # Rounds of all clients cost the same where the same parts and messages travel, so one of a sort is played.
-        sort = _sort_of_round(federation, rounds) if whole and rounds else None
+        sort = _sort_of_round(federation, rounds) if alike and rounds else None
         if sort is None or sort not in known:
-            before = federation.ledger.total, federation.ledger.paper
+            before = _sums(federation.ledger)
             federation.play_round(rounds, draw_cohort(config, rounds))
-            moved = federation.ledger.total - before[0], federation.ledger.paper - before[1]
-            known[sort] = moved
-        total, paper = total + known[sort][0], paper + known[sort][1]
+            after = _sums(federation.ledger)
+            known[sort] = after[0] - before[0], after[1] - before[1], after[2] - before[2]
+        moved = known[sort]
+        total, paper, models = total + moved[0], paper + moved[1], models + moved[2]
         rounds += 1
-    return {"rounds": rounds, "bytes_total": total, "bytes_paper": paper}
+    return {"rounds": rounds, "bytes_total": total, "bytes_paper": paper, "bytes_whole_models": models}
+
+
+def _sums(ledger: Ledger) -> tuple[int, int, int]:
+    return ledger.total, ledger.paper, ledger.whole_models
 
 
 def _sort_of_round(federation: Federation, t: int) -> tuple[Any, ...]:

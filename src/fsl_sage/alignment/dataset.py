@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from fsl_sage.wire.message import Message, Tensors
 
@@ -83,8 +84,8 @@ def batches(uploads: Sequence[Upload], size: int) -> list[Upload]:
     if not size or not uploads:
         return list(uploads)
     whole = Upload(
-        tuple(torch.cat(tensors) for tensors in zip(*(upload.z for upload in uploads), strict=True)),
-        {name: torch.cat([upload.target[name] for upload in uploads]) for name in uploads[0].target},
+        tuple(_joined(tensors) for tensors in zip(*(upload.z for upload in uploads), strict=True)),
+        {name: _joined([upload.target[name] for upload in uploads]) for name in uploads[0].target},
     )
     starts = list(range(0, len(whole), size))
     if len(starts) > 1 and len(whole) - starts[-1] == 1:
@@ -94,3 +95,16 @@ def batches(uploads: Sequence[Upload], size: int) -> list[Upload]:
         Upload(tuple(x[a:b] for x in whole.z), {name: x[a:b] for name, x in whole.target.items()})
         for a, b in zip(starts, ends, strict=True)
     ]
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    """One behind the other; where they differ in a further dimension (shorter texts), with zeros at the end of it."""
+    sizes = [max(dimension) for dimension in zip(*(tensor.shape[1:] for tensor in tensors), strict=True)]
+    return torch.cat([_padded(tensor, sizes) for tensor in tensors])
+
+
+def _padded(tensor: Tensor, sizes: Sequence[int]) -> Tensor:
+    missing = [size - own for size, own in zip(sizes, tensor.shape[1:], strict=True)]
+    if not any(missing):
+        return tensor
+    return pad(tensor, [amount for size in reversed(missing) for amount in (0, size)])

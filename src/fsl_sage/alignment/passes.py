@@ -26,7 +26,8 @@ class Passes:
         """The precision of forward passes."""
         if self.precision == "float32":
             return nullcontext()
-        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        # Shapes without data are made by code that takes them to be on the CPU.
+        return torch.autocast("cpu" if self.device.type == "meta" else self.device.type, dtype=torch.bfloat16)
 
     def learn(
         self, head: nn.Module, z: Sequence[Tensor], target: Mapping[str, Tensor], *, cut_gradient: bool = True

@@ -47,6 +47,10 @@ class Sizes:
     image: tuple[int, int, int]
     """Channels, height, width."""
 
+    def example(self, batch: int, device: torch.device | str) -> Tensor:
+        """Inputs of a model, to see what it does."""
+        return torch.zeros(batch, *self.image, device=device)
+
 
 @dataclass(frozen=True, eq=False)
 class ImageData:

@@ -6,7 +6,7 @@ import numpy as np
 
 from fsl_sage.errors import InputError
 
-KINDS = ("iid", "dirichlet", "shards")
+KINDS = ("iid", "dirichlet", "shards", "restaurant")
 ALPHA_MIN, ALPHA_MAX = 1e-6, 1e9
 """Beyond these a Dirichlet draw differs in nothing but rounding from one class a client, or from equal proportions."""
 
@@ -40,6 +40,8 @@ def partition(
       the classes that are left; by the turns this happens to all clients alike, not to the last one.
     - `shards`: the images sorted by label are cut into clients * shards_per_client runs of equal length (up to one),
       and every client gets `shards_per_client` of them at random.
+    - `restaurant`: all examples of a class (the texts on a restaurant) are at one client. From the largest class to
+      the smallest, each goes to the client that has the fewest so far, so the sizes differ from `client_sizes`.
     """
     sizes = client_sizes(len(labels), clients)
     if kind == "iid":
@@ -48,6 +50,8 @@ def partition(
         parts = _dirichlet(labels, clients, alpha, rng)
     elif kind == "shards":
         parts = _shards(labels, sizes, shards_per_client, rng)
+    elif kind == "restaurant":
+        parts = _whole_classes(labels, clients, rng)
     else:
         raise InputError(f"'{kind}' is not a partition: use one of {', '.join(KINDS)}")
     return [np.sort(part) for part in parts]
@@ -114,3 +118,23 @@ def _shards(labels: np.ndarray, sizes: list[int], shards_per_client: int, rng: n
     return [
         np.concatenate(dealt[first : first + shards_per_client]) for first in range(0, len(dealt), shards_per_client)
     ]
+
+
+def _whole_classes(labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+    names, counts = np.unique(labels, return_counts=True)
+    if len(names) < clients:
+        raise InputError(
+            f"{len(names)} restaurants are too few for {clients} clients that have each their own: "
+            f"use at most {len(names)} clients"
+        )
+    order = rng.permutation(len(names))  # so that chance decides between classes of the same size
+    order = order[np.argsort(-counts[order], kind="stable")]
+    holder, held = np.empty(len(names), dtype=np.int64), np.zeros(clients, dtype=np.int64)
+    for place in order:
+        holder[place] = held.argmin()
+        held[holder[place]] += counts[place]
+    client_of = holder[np.searchsorted(names, labels)]
+    parts = [np.flatnonzero(client_of == client) for client in range(clients)]
+    if min(map(len, parts)) < 2:
+        raise InputError(f"a restaurant has a single text and {clients} clients need two each: use fewer clients")
+    return parts

@@ -18,7 +18,7 @@ from fsl_sage.data.tfjs import TFJS_CHECKSUM, TFJS_PACKAGE, read_tfjs
 from fsl_sage.errors import InputError
 from fsl_sage.seeding import numpy_generator
 
-ACCEPTED_NAMES = "cifar10-mini, cifar10, cifar100 or npz:PATH"
+ACCEPTED_NAMES = "cifar10-mini, cifar10, cifar100 or npz:PATH; e2e is a set of texts"
 
 
 def load_images(

@@ -13,20 +13,24 @@ from torch import Tensor
 from fsl_sage.alignment.fidelity import Fidelity
 from fsl_sage.alignment.passes import Smash
 from fsl_sage.engines.base import Delivery, Engine, Setup, advance, bill
-from fsl_sage.roles.client import Client, local_batch_sizes
+from fsl_sage.roles.client import Client, local_batch_sizes, local_order
 from fsl_sage.roles.f_server import Update
 from fsl_sage.roles.s_server import SServer
 from fsl_sage.roles.work import Parts, boundary
+from fsl_sage.split import boundary_shapes
 from fsl_sage.tasks import Batch
 from fsl_sage.wire.ledger import Ledger
 from fsl_sage.wire.message import AUXILIARY, Message, Tensors
+
+Shapes = tuple[torch.Size, ...]
+"""Of a batch's inputs."""
 
 
 class DryEngine(Engine):
     """Modules and tensors on the meta device: shapes without numbers."""
 
-    def __init__(self, setup: Setup, smashed: dict[int, Smash] | None = None) -> None:
-        """`smashed`, by batch size, is filled; engines whose setups differ in the algorithm alone may share it."""
+    def __init__(self, setup: Setup, smashed: dict[Shapes, Smash] | None = None) -> None:
+        """`smashed`, by the inputs' shapes, is filled; setups that differ in the algorithm alone may share it."""
         self.setup = setup
         self._server = _DryServer(setup)
         self._smashed = {} if smashed is None else smashed
@@ -58,22 +62,33 @@ class DryEngine(Engine):
         parts = self.setup.algorithm.averaged_in(t)
         return Update(id, {part: settings.travelling(part, initial[part]) for part in parts}, {})
 
-    def smashed(self, size: int) -> Smash:
-        """The boundary tensors of a batch of `size` examples, as shapes."""
-        if size not in self._smashed:
-            batch = self.batch(size)
-            module = self.setup.modules["client"]
-            with self.setup.settings.passes.autocast():
-                z = module(**batch.inputs) if isinstance(batch.inputs, Mapping) else module(batch.inputs)
-            self._smashed[size] = tuple(tensor.detach() for tensor in boundary(z))
-        return self._smashed[size]
+    def order(self, t: int, id: int) -> Iterator[Tensor]:
+        """For each local step, which examples a client takes; where no data is known, only how many."""
+        settings, examples = self.setup.settings, self.setup.examples[id]
+        if examples.is_meta:
+            yield from (examples[:size] for size in local_batch_sizes(len(examples), settings.config))
+        else:
+            yield from (examples[indices] for indices in local_order(len(examples), settings.config, id, t))
 
-    def batch(self, size: int) -> Batch:
-        """A batch of `size` examples, as shapes."""
-        if size not in self._batches:
-            indices = torch.zeros(size, dtype=torch.int64, device="meta")
-            self._batches[size] = self.setup.settings.task.training_batch(indices, torch.Generator())
-        return self._batches[size]
+    def batch(self, indices: Tensor) -> Batch:
+        """A batch of these examples, as shapes."""
+        if self.setup.settings.task.sizes_vary:
+            return self._batch(indices)
+        if len(indices) not in self._batches:
+            self._batches[len(indices)] = self._batch(indices)
+        return self._batches[len(indices)]
+
+    def _batch(self, indices: Tensor) -> Batch:
+        return self.setup.settings.task.training_batch(indices, torch.Generator())
+
+    def smashed(self, batch: Batch) -> Smash:
+        """The boundary tensors of a batch, as shapes."""
+        inputs = batch.inputs if isinstance(batch.inputs, Mapping) else {"": batch.inputs}
+        key = tuple(tensor.shape for tensor in inputs.values())
+        if key not in self._smashed:
+            with self.setup.settings.passes.autocast():
+                self._smashed[key] = boundary_shapes(self.setup.modules["client"], batch.inputs)
+        return self._smashed[key]
 
     def share_auxiliary(self, tensors: Tensors) -> None:
         """Sizes stay."""
@@ -128,12 +143,12 @@ class _DryClient:
 
     def batches(self, t: int) -> Iterator[Batch]:
         self.round = t
-        sizes = local_batch_sizes(len(self.examples), self._engine.setup.settings.config)
-        for self.step_index, size in enumerate(sizes):
-            yield self._engine.batch(size)
+        for step, indices in enumerate(self._engine.order(t, self.id)):
+            self.step_index = step
+            yield self._engine.batch(indices)
 
     def forward(self, batch: Batch) -> Smash:
-        return self._engine.smashed(len(next(iter(batch.target.values()))))
+        return self._engine.smashed(batch)
 
     def auxiliary_gradient(self, z: Smash, target: Mapping[str, Tensor]) -> Smash:
         return z

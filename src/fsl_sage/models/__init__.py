@@ -1,7 +1,17 @@
 """The models by name, and what the rest of the package needs to know of their layers."""
 
 from fsl_sage.models.conv import Conv2d
-from fsl_sage.models.factory import DEFAULT_CUT, MODELS, check_model_name, make_model
+from fsl_sage.models.factory import DEFAULT_CUT, MODELS, check_model_name, make_model, usual_auxiliary, usual_cut
+from fsl_sage.models.language import (
+    is_language_model,
+    is_trained_in_auxiliary,
+    make_base_model,
+    make_language_model,
+    mask_buffers,
+    save_adapters,
+    tokenizer_path,
+    train_auxiliary,
+)
 from fsl_sage.models.norm import batch_statistics, replace_batch_norm, statistics_names
 from fsl_sage.models.resnet import ResNet18
 from fsl_sage.models.small_cnn import SmallCNN
@@ -14,7 +24,17 @@ __all__ = [
     "SmallCNN",
     "batch_statistics",
     "check_model_name",
+    "is_language_model",
+    "is_trained_in_auxiliary",
+    "make_base_model",
+    "make_language_model",
     "make_model",
+    "mask_buffers",
     "replace_batch_norm",
+    "save_adapters",
     "statistics_names",
+    "tokenizer_path",
+    "train_auxiliary",
+    "usual_auxiliary",
+    "usual_cut",
 ]

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from fsl_sage.errors import InputError, MissingExtra
+from fsl_sage.models.language import blocks_name, is_language_model
 from fsl_sage.models.resnet import ResNet18
 from fsl_sage.models.small_cnn import SmallCNN
 
@@ -17,6 +18,9 @@ MODELS: dict[str, Callable[[int, int], nn.Module]] = {"resnet18": ResNet18, "sma
 
 DEFAULT_CUT = {"resnet18": "layer2", "small-cnn": "block1"}
 """The last module of the client's part."""
+
+DEFAULT_AUXILIARY, LANGUAGE_AUXILIARY = "blocks:1", "blocks:3"
+"""The paper's auxiliaries: layer3 of ResNet-18, the first three server blocks of GPT-2 medium."""
 
 
 def accepted() -> str:
@@ -41,6 +45,18 @@ def make_model(name: str, classes: int, image: tuple[int, int, int]) -> nn.Modul
     if name.startswith("hf:"):
         return _hugging_face(name.removeprefix("hf:"), classes, image)
     return _own(name, {"classes": classes, "channels": image[0]})
+
+
+def usual_cut(name: str, model: nn.Module) -> str | None:
+    """Where the model is cut if nothing is said: after a language model's first block; None where nobody knows."""
+    if is_language_model(model):
+        return f"{blocks_name(model)}.0"
+    return DEFAULT_CUT.get(name)
+
+
+def usual_auxiliary(model: nn.Module) -> str:
+    """The auxiliary if nothing is said."""
+    return LANGUAGE_AUXILIARY if is_language_model(model) else DEFAULT_AUXILIARY
 
 
 def _own(name: str, offered: dict[str, int]) -> nn.Module:

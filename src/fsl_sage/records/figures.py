@@ -54,7 +54,7 @@ def classes_figure(path: Path, counts: np.ndarray, classes: Sequence[str]) -> No
     for label, name in enumerate(classes):
         axes.barh(np.arange(clients), counts[:, label], left=left, color=shades[label % 20], label=name, height=0.8)
         left += counts[:, label]
-    axes.set(xlabel="training images", ylabel="client", ylim=(clients - 0.4, -0.6))
+    axes.set(xlabel="training examples", ylabel="client", ylim=(clients - 0.4, -0.6))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     if len(classes) <= 20:
         figure.legend(loc="outside right upper", frameon=False, fontsize="small", title="class")

@@ -4,7 +4,8 @@ config.json         everything that decides the run, with versions; written befo
 metrics.jsonl       one object a round
 ledger.csv          every byte by round, client, direction and kind; round -1 is the first download
 checkpoint.safetensors   the newest checkpoint, between rounds; dropped when the run is finished
-model.safetensors   the final merged model
+model.safetensors   the final merged model; of one trained by LoRA what was trained, its adapters
+adapter/            these adapters in peft's own format
 result.json         how the run ended; its presence says that the run is finished
 classes.csv         the class-label distribution: training examples by client (rows) and class (columns)
 accuracy.png, classes.png
@@ -43,6 +44,7 @@ class RunDirectory:
         self.ledger_file = path / "ledger.csv"
         self.checkpoint_file = path / "checkpoint.safetensors"
         self.model_file = path / "model.safetensors"
+        self.adapter = path / "adapter"
         self.result_file = path / "result.json"
         self.classes_file = path / "classes.csv"
 

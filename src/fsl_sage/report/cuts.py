@@ -6,7 +6,6 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
@@ -21,11 +20,11 @@ from fsl_sage.config import Config
 from fsl_sage.engines.setup import META, build_model, data_sizes
 from fsl_sage.errors import InputError
 from fsl_sage.experiment import cost
-from fsl_sage.models import statistics_names
+from fsl_sage.models import is_language_model, is_trained_in_auxiliary, statistics_names, usual_auxiliary
 from fsl_sage.records.figures import COLOURS
 from fsl_sage.records.files import write_bytes
 from fsl_sage.split import Analysis, AuxiliaryStates, CutPoint, SplitError, cut_points_of
-from fsl_sage.wire.message import ACTIVATIONS, AUXILIARY, CLIENT_MODEL, CUT_GRADIENTS
+from fsl_sage.wire.message import ACTIVATIONS, AUXILIARY, CLIENT_MODEL, CUT_GRADIENTS, nbytes
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ def rows(config: Config) -> list[Row]:
     """Every cut of the configured model, computed on the meta device: no weight is ever allocated."""
     sizes = data_sizes(config)
     model = build_model(config, sizes, META)
-    analysis = Analysis(model, torch.zeros(config.batch_size, *sizes.image, device=META))
+    analysis = Analysis(model, sizes.example(config.batch_size, META))
     points = cut_points_of(analysis)
     if not points:
         raise InputError(
@@ -87,7 +86,8 @@ class _Travelling:
 
     def __init__(self, config: Config, analysis: Analysis) -> None:
         self._analysis = analysis
-        self._auxiliaries = AuxiliaryStates(analysis, config.model.auxiliary)
+        self._auxiliaries = AuxiliaryStates(analysis, config.model.auxiliary or usual_auxiliary(analysis.model))
+        self._config = config
         local = config.model.batch_norm == "local"
         self._stays = statistics_names(analysis.model) if local else frozenset()
 
@@ -104,9 +104,16 @@ class _Travelling:
 
     def _auxiliary(self, cut: str) -> int | None:
         try:
-            return self._averaged(self._auxiliaries.at(cut))
+            state = self._auxiliaries.at(cut)
         except SplitError:
             return None
+        return self._averaged(state) + (self._opened(state) if is_language_model(self._analysis.model) else 0)
+
+    def _opened(self, state: Mapping[str, Tensor]) -> int:
+        """Weights of a language model that are trained in its auxiliary alone."""
+        model, lora = self._analysis.model, self._config.lora
+        frozen = {name: x for name, x in state.items() if isinstance(x, Parameter) and not x.requires_grad}
+        return nbytes({name: x for name, x in frozen.items() if is_trained_in_auxiliary(model, lora, name)})
 
     def _averaged(self, tensors: Mapping[str, Tensor]) -> int:
         """Frozen weights stay where they are, and tied ones travel once."""

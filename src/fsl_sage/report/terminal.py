@@ -119,6 +119,8 @@ def print_summary(console: Console, directory: Path, config: Config, result: dic
     table.add_row(
         "moved", f"{gib(result['bytes_paper'])} by the paper's convention, {gib(result['bytes_total'])} in all"
     )
+    if result["bytes_whole_models"] != result["bytes_paper"]:
+        table.add_row("", f"{gib(result['bytes_whole_models'])} if whole models travelled, as in the paper")
     table.add_row("time", _duration(result["elapsed_seconds"]))
     console.print()
     console.print(table)
@@ -140,12 +142,13 @@ def print_costs(console: Console, costs: dict[str, dict[str, Any]], config: Conf
     table.add_column("up", justify="right")
     table.add_column("down", justify="right")
     for name, row in costs.items():
-        _add_cost(table, name, row["by_kind"], row["bytes_paper"], row["bytes_total"])
+        _add_cost(table, name, row)
         if "by_kind_aligning" in row:
-            aligning = row["by_kind_aligning"], row["bytes_paper_aligning"], row["bytes_total_aligning"]
-            _add_cost(table, "  when it aligns", *aligning)
+            _add_cost(table, "  when it aligns", row, "_aligning")
+    bound = any(row["is_upper_bound"] for row in costs.values())
+    what = "Upper bounds on the bytes" if bound else "Bytes"
     console.print(
-        f"Bytes of a round: {config.model.name} on {config.data.name}, {config.clients} clients, "
+        f"{what} of a round: {config.model.name} on {config.data.name}, {config.clients} clients, "
         f"batch {config.batch_size}, uploads every {config.upload_every} steps.",
         highlight=False,
     )
@@ -156,11 +159,20 @@ def print_costs(console: Console, costs: dict[str, dict[str, Any]], config: Conf
         f"is {once:,} bytes at most.",
         highlight=False,
     )
+    if bound:
+        console.print(
+            f"Upper bounds, because the texts are not here: each is taken to have {config.data.sequence_length} "
+            "tokens. With --data.dir and a tokenizer the figures are exact.",
+            highlight=False,
+        )
 
 
-def _add_cost(table: Table, name: str, by_kind: dict[str, Any], paper: int, total: int) -> None:
-    for kind, ways in by_kind.items():
+def _add_cost(table: Table, name: str, row: dict[str, Any], when: str = "") -> None:
+    for kind, ways in row[f"by_kind{when}"].items():
         table.add_row(name, kind, *(f"{ways[way]:,}" if ways[way] else "" for way in ("up", "down")))
         name = ""
+    paper, whole = row[f"bytes_paper{when}"], row[f"bytes_whole_models{when}"]
     table.add_row("", "[bold]paper's convention", "", f"[bold]{paper:,}")
-    table.add_row("", "everything", "", f"{total:,}", end_section=True)
+    if whole != paper:
+        table.add_row("", "if whole models travelled", "", f"{whole:,}")
+    table.add_row("", "everything", "", f"{row[f'bytes_total{when}']:,}", end_section=True)

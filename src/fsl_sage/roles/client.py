@@ -57,20 +57,10 @@ class Client:
         """The mini-batches of round t: E epochs in random order, or K steps."""
         config = self._settings.config
         self.round = t
-        for step, indices in enumerate(self._order(t)):
+        for step, indices in enumerate(local_order(len(self.examples), config, self.id, t)):
             self.step_index = step
             augmentation = generator(config.seed, "augment", self.id, t, step)
             yield self._settings.task.training_batch(self.examples[indices], augmentation)
-
-    def _order(self, t: int) -> Iterator[Tensor]:
-        config = self._settings.config
-        epoch, left = 0, config.local_steps
-        while epoch < config.local_epochs if left is None else left > 0:
-            shuffle = generator(config.seed, "order", self.id, t, epoch)
-            for indices in batch_indices(len(self.examples), config.batch_size, shuffle)[:left]:
-                yield indices
-                left = None if left is None else left - 1
-            epoch += 1
 
     def forward(self, batch: Batch) -> Smash:
         """z_f, the smashed data, with the graph that `backward` will need."""
@@ -144,6 +134,17 @@ class Client:
 def below(prefix: str, state: Mapping[str, Tensor]) -> Tensors:
     """The entries of a flat dict whose path starts with `prefix`, without it."""
     return {path[len(prefix) :]: tensor for path, tensor in state.items() if path.startswith(prefix)}
+
+
+def local_order(examples: int, config: Config, client: int, t: int) -> Iterator[Tensor]:
+    """For each local step of a client's round t, the places of its examples among its own."""
+    epoch, left = 0, config.local_steps
+    while epoch < config.local_epochs if left is None else left > 0:
+        shuffle = generator(config.seed, "order", client, t, epoch)
+        for indices in batch_indices(examples, config.batch_size, shuffle)[:left]:
+            yield indices
+            left = None if left is None else left - 1
+        epoch += 1
 
 
 def local_batch_sizes(examples: int, config: Config) -> list[int]:

@@ -5,7 +5,7 @@ The module that computes is shared by all clients of a worker (a thousand client
 at the replica's own Parameter objects, so that a graph recorded with one replica stays valid while another one is in.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -38,12 +38,22 @@ class Slots:
         """What the module holds now, by name: what a replica would bring, and what travels."""
         return {name: places[0][0][places[0][1]].detach() for name, places in self._places.items()}  # type: ignore[union-attr]
 
+    def frozen(self) -> Tensors:
+        """The weights that never change, by name."""
+        return {n: p.detach() for n, p in self.module.named_parameters() if not p.requires_grad}
+
     def put(self, tensors: Mapping[str, Tensor]) -> None:
         """Point the module's places at these tensors."""
         for name, places in self._places.items():
             tensor = tensors[name]
             for owner, key in places:
                 owner[key] = tensor
+
+
+def frozen_bytes(modules: Iterable[nn.Module]) -> int:
+    """Bytes of the frozen weights that these modules hold; what several of them share counts once."""
+    parameters = {id(p): p for module in modules for p in module.parameters() if not p.requires_grad}
+    return sum(parameter.numel() * parameter.element_size() for parameter in parameters.values())
 
 
 def _join(prefix: str, key: str) -> str:

@@ -197,7 +197,7 @@ def _align_one(
     config: AlignmentConfig = settings.config.alignment
     server = Replica(workbench.slots["server"], model, None)
     if config.start == "server":
-        start = _overlay(start, model)
+        start = _overlay(start, server.slots.frozen() | model)
     auxiliary = Replica(workbench.slots["auxiliary"], start, settings.make_optimizer)
     order = generator(settings.config.seed, "alignment", client, t)
     align(auxiliary.module(), server.module(), uploads, settings.passes, config, order)

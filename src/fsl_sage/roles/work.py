@@ -24,7 +24,13 @@ class Workbench:
     """One copy of the modules by part ("client", "server", "auxiliary"), for one worker."""
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
-        self.slots = {part: Slots(copy.deepcopy(module)) for part, module in modules.items()}
+        self.slots = {part: Slots(_copy(module)) for part, module in modules.items()}
+
+
+def _copy(module: nn.Module) -> nn.Module:
+    """A copy that shares the frozen weights: they never change, and may be most of a model."""
+    frozen = {id(parameter): parameter for parameter in module.parameters() if not parameter.requires_grad}
+    return copy.deepcopy(module, frozen)
 
 
 class Chain(nn.Module):

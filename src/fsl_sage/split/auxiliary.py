@@ -75,7 +75,7 @@ def _derived(split: Split, spec: str | int) -> Part:
 
 
 def _built(server: Part, recipe: Recipe) -> Part:
-    """The auxiliary, with weights of its own."""
+    """The auxiliary, with weights of its own where they are trained."""
     part = skeleton(server)
     assert isinstance(part, Part)
     part.drop([name for name in named_tensors(part) if recipe.drops(name)])
@@ -88,6 +88,9 @@ def _built(server: Part, recipe: Recipe) -> Part:
 
 
 def _own(tensor: Tensor) -> Tensor:
+    """A copy; frozen parameters are shared, for they never change."""
+    if isinstance(tensor, nn.Parameter) and not tensor.requires_grad:
+        return tensor
     copied = tensor.detach().clone()
     return nn.Parameter(copied, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copied
 

@@ -1,7 +1,8 @@
 """What a task decides: what a batch, its target, the loss and the metrics are.
 
-Algorithms, alignment and wire see a target only as named arrays and a loss only as a number, so another task (language
-modelling, say) comes in without touching them.
+Algorithms, alignment and wire see a target only as named arrays, [B, …] each, and a loss only as a number, so another
+task comes in without touching them. Where batches differ in a further dimension (the length of texts), putting zeros at
+the end of it, in smashed data and target, must change no loss: so alignment may put uploads together.
 """
 
 from abc import ABC, abstractmethod
@@ -26,6 +27,12 @@ class Task(ABC):
 
     device: torch.device
     """Where batches are made."""
+
+    sizes_vary: bool = False
+    """Whether batches of as many examples may differ in their shapes."""
+
+    sizes_are_bounds: bool = False
+    """Whether the shapes of batches on the meta device are not exact but the largest that can be."""
 
     @abstractmethod
     def training_batch(self, indices: Tensor, generator: torch.Generator) -> Batch:

@@ -17,11 +17,14 @@ TEST_BATCH = 250  # fixed, so that the test loss has the same bits whatever the 
 class Classification(Task):
     """Images as one uint8 tensor, on the device where it fits; flips, crops and normalisation are done per batch."""
 
-    def __init__(self, data: ImageData, device: torch.device, *, augment: bool = True) -> None:
+    def __init__(
+        self, data: ImageData, device: torch.device, *, augment: bool = True, label_smoothing: float = 0.0
+    ) -> None:
         keep = device if _fits(data, device) else torch.device("cpu")
         self.data = replace(data, train=data.train.to(keep), test=data.test.to(keep))
         self.device = device
         self.augment = augment
+        self.label_smoothing = label_smoothing
 
     def training_batch(self, indices: Tensor, generator: torch.Generator) -> Batch:
         """Images float32 [B, C, H, W] and labels int64 [B]."""
@@ -43,7 +46,7 @@ class Classification(Task):
 
     def loss(self, output: Any, target: Mapping[str, Tensor]) -> Tensor:
         """Mean cross entropy, in float32 whatever the precision of the model."""
-        return F.cross_entropy(_logits(output), target["labels"])
+        return F.cross_entropy(_logits(output), target["labels"], label_smoothing=self.label_smoothing)
 
     def terms(self, target: Mapping[str, Tensor]) -> int:
         """One term a sample."""

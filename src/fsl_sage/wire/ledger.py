@@ -1,7 +1,7 @@
 """The ledger: every byte that crosses, by round, client, direction and kind."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
 from fsl_sage.wire.message import FIRST_DOWNLOAD, LABELS
@@ -30,22 +30,35 @@ class Entry(NamedTuple):
 class Ledger:
     """Adds up what is billed; one entry for each (round, client, direction, kind)."""
 
-    def __init__(self) -> None:
+    def __init__(self, frozen: Mapping[str, int] | None = None) -> None:
         self._rounds: dict[int, Counter[tuple[int, Direction, str]]] = {}
+        self._frozen = frozen or {}
+        """By kind, the bytes of frozen weights that do not travel with a model of that kind."""
         self.total = 0
         self.paper = 0
+        self.whole_models = 0
+        """As `paper`, but as if every model that travels were sent whole, with its frozen weights, every time."""
 
-    def bill(self, round: int, client: int, direction: Direction, kind: str, amount: int) -> None:
-        """Book `amount` bytes."""
+    def bill(
+        self, round: int, client: int, direction: Direction, kind: str, amount: int, *, is_whole: bool = False
+    ) -> None:
+        """Book `amount` bytes, one array or model that is sent; `is_whole`: its frozen weights are among them."""
         if amount:
             self._rounds.setdefault(round, Counter())[client, direction, kind] += amount
             self.total += amount
             self.paper += amount * (kind not in NOT_IN_PAPER)
+            frozen = 0 if is_whole else self._frozen.get(kind, 0)
+            self.whole_models += (amount + frozen) * (kind not in NOT_IN_PAPER)
 
     def load(self, entries: Iterable[Entry]) -> None:
         """Book entries that were written down before."""
         for entry in entries:
             self.bill(*entry)
+
+    def restore(self, entries: Iterable[Entry], whole_models: int) -> None:
+        """Take up where a run left: its entries, and the sum that does not follow from them."""
+        self.load(entries)
+        self.whole_models = whole_models
 
     def entries(self, round: int) -> list[Entry]:
         """A round's entries, in order of client, direction and kind."""

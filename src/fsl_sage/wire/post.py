@@ -40,7 +40,7 @@ class Post:
                 self.ledger.bill(BEFORE, client, "down", FIRST_DOWNLOAD, sum(held.values()))
             elif self.has[client] != self.version:
                 for kind, amount in (held if new else averaged).items():
-                    self.ledger.bill(t, client, "down", kind, amount)
+                    self.ledger.bill(t, client, "down", kind, amount, is_whole=new)
             self.has[client] = self.version
             for kind, tensors in self.waiting.get(client, {}).items():
                 self._pay(t, client, kind, tensors)

@@ -1,0 +1,209 @@
+"""Causal language models of transformers with LoRA adapters of peft, both unmodified.
+
+The adapters are injected into the model itself, so that its modules keep the names they have in transformers
+(`transformer.h.0`, `model.layers.0`) and a cut is named as in its documentation. All other weights are frozen: they
+may stand on both sides of a cut (tied embeddings), are shared by all clients of a process, and travel once, in the
+first download.
+
+Batches are padded on the right and come without an attention mask: a causal model never looks to the right, so what a
+real token's output is does not depend on the padding, and the padding's own outputs are masked in the loss. Thus
+nothing but hidden states crosses a cut.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from warnings import catch_warnings, filterwarnings
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from fsl_sage.config import LoRAConfig
+from fsl_sage.errors import InputError, MissingExtra
+
+ADAPTER = "default"
+"""peft's name of the adapter, which stands in the names of its weights."""
+
+SIZES: dict[str, tuple[str, dict[str, int]]] = {
+    "gpt2-medium": ("gpt2", {"n_embd": 1024, "n_layer": 24, "n_head": 16}),
+    "gpt2-large": ("gpt2", {"n_embd": 1280, "n_layer": 36, "n_head": 20}),
+    "gpt2-xl": ("gpt2", {"n_embd": 1600, "n_layer": 48, "n_head": 25}),
+}
+"""Names of sizes that transformers does not take for an architecture, with what they are."""
+
+
+def make_language_model(name: str, lora: LoRAConfig) -> nn.Module:
+    """The causal language model `hf:PATH` with its weights, or `hf:ARCHITECTURE` with random ones, and its adapters."""
+    return add_adapters(make_base_model(name), lora, name)
+
+
+def make_base_model(name: str) -> Any:
+    """The model as it was before any training, float32."""
+    if not name.startswith("hf:"):
+        raise InputError(
+            f"--model.name {name} is not a language model: for text give hf:PATH, a directory of transformers, or "
+            "hf:ARCHITECTURE, such as hf:gpt2-medium"
+        )
+    what = name.removeprefix("hf:")
+    try:
+        from transformers import AutoModelForCausalLM
+    except ImportError:
+        raise MissingExtra(f"--model.name {name}", "llm") from None
+    path = model_path(name)
+    config = _config(what, path)
+    with _quiet():
+        try:
+            if path is not None and any(path.glob("*.safetensors")) and torch.get_default_device().type != "meta":
+                loaded = AutoModelForCausalLM.from_pretrained(
+                    path, config=config, dtype=torch.float32, local_files_only=True
+                )
+            else:
+                loaded = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+        except (ValueError, OSError) as error:
+            reason = str(error).split("\n")[0].split(".")[0]
+            raise InputError(f"--model.name {name} has no form that writes text: {reason}") from None
+    return loaded
+
+
+def model_path(name: str) -> Path | None:
+    """The directory of an hf:PATH; None for an architecture."""
+    path = Path(name.removeprefix("hf:")).expanduser()
+    return path if path.exists() else None
+
+
+def tokenizer_path(name: str, given: Path | None) -> Path | None:
+    """Where the tokenizer of a model is, if that is known."""
+    if given is not None:
+        return given
+    path = model_path(name)
+    return path if path is not None and any(path.glob("tokenizer*")) else None
+
+
+def _config(what: str, path: Path | None) -> Any:
+    from transformers import AutoConfig
+
+    architecture, sizes = SIZES.get(what, (what, {}))
+    try:
+        if path is not None:
+            return AutoConfig.from_pretrained(path, local_files_only=True)
+        return AutoConfig.for_model(architecture, **sizes)
+    except (ValueError, OSError) as error:
+        reason = str(error).split("\n")[0].split(". Should")[0][:200]
+        raise InputError(f"--model.name hf:{what} is neither an architecture nor a directory: {reason}") from None
+
+
+def add_adapters(model: Any, lora: LoRAConfig, name: str) -> nn.Module:
+    """Freeze the model and put adapters in, in place. It makes no cache of keys and values: that is for generation."""
+    try:
+        from peft import inject_adapter_in_model
+    except ImportError:
+        raise MissingExtra(f"--model.name {name}", "llm") from None
+    model.requires_grad_(False)
+    model.config.use_cache = False
+    with _quiet():
+        try:
+            made: nn.Module = inject_adapter_in_model(lora_config(model, lora), model, ADAPTER)
+        except ValueError as error:
+            reason = str(error).split(". ")[0]
+            raise InputError(f"--lora.targets {' '.join(lora.targets)} does not fit {name}: {reason}") from None
+    return made
+
+
+def lora_config(model: Any, lora: LoRAConfig) -> Any:
+    """The same as peft's own configuration. The targets that are not given are peft's own choice for the model."""
+    from peft import LoraConfig
+    from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as USUAL
+    from transformers.pytorch_utils import Conv1D
+
+    targets = list(lora.targets) or USUAL.get(model.config.model_type)
+    if not targets:
+        raise InputError(
+            f"--lora.targets is needed: it is not known which layers of a {model.config.model_type} to adapt"
+        )
+    transposed = any(isinstance(m, Conv1D) and n.split(".")[-1] in targets for n, m in model.named_modules())
+    return LoraConfig(
+        task_type="CAUSAL_LM",
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]
+        lora_dropout=lora.dropout,
+        target_modules=sorted(targets),
+        fan_in_fan_out=transposed,
+    )
+
+
+def is_language_model(model: nn.Module) -> bool:
+    """Whether it came from here."""
+    return hasattr(model, "peft_config")
+
+
+def blocks_name(model: nn.Module) -> str:
+    """The list that holds a language model's blocks, such as transformer.h."""
+    count = model.config.num_hidden_layers  # type: ignore[union-attr]
+    for name, module in model.named_modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return name
+    raise InputError(f"the blocks of a {type(model).__name__} were not found: give --model.cut")
+
+
+def is_trained_in_auxiliary(model: nn.Module, lora: LoRAConfig, name: str) -> bool:
+    """Whether a weight that is frozen in a language model is trained in its auxiliary: if it is part of the head."""
+    if lora.auxiliary == "head":
+        return not name.startswith(f"{blocks_name(model)}.")
+    return lora.auxiliary == "all"
+
+
+def train_auxiliary(auxiliary: nn.Module, model: nn.Module, lora: LoRAConfig) -> None:
+    """Let what is to be trained of an auxiliary, beside its adapters, be its own and trainable."""
+    for prefix, module in auxiliary.named_modules():
+        for key, parameter in module._parameters.items():
+            name = f"{prefix}.{key}"
+            if parameter is not None and not parameter.requires_grad and is_trained_in_auxiliary(model, lora, name):
+                module._parameters[key] = nn.Parameter(parameter.detach().clone())
+
+
+def save_adapters(directory: Path, name: str, lora: LoRAConfig, weights: Mapping[str, Tensor]) -> None:
+    """Write trained adapters in peft's own format: `PeftModel.from_pretrained(base model, directory)` loads them.
+
+    `weights` are a trained model's, under the names they have in it. Without adapters among them nothing is written.
+    """
+    mark = f".{ADAPTER}."
+    adapters = {f"base_model.model.{key.replace(mark, '.')}": x for key, x in weights.items() if ".lora_" in key}
+    if not adapters:
+        return
+    with torch.device("meta"):
+        config = lora_config(make_base_model(name), lora)
+    config.base_model_name_or_path = name.removeprefix("hf:")
+    config.inference_mode = True
+    directory.mkdir(exist_ok=True)
+    config.save_pretrained(str(directory))
+    tensors = {key: x.detach().cpu().contiguous() for key, x in adapters.items()}
+    save_file(tensors, directory / "adapter_model.safetensors", {"format": "pt"})
+
+
+def mask_buffers(model: nn.Module) -> int:
+    """The elements of the causal mask that older code of GPT-2 held as a buffer in every block; 0 for other models.
+
+    The paper's sizes count them; transformers makes no such buffers any more.
+    """
+    config: Any = model.config
+    return config.n_positions**2 if config.model_type == "gpt2" else 0
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' progress bars and what it and peft say in passing."""
+    from transformers.utils import logging
+
+    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        with catch_warnings():
+            filterwarnings("ignore", module="transformers|peft")
+            yield
+    finally:
+        logging.set_verbosity(before)
+        if bars:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]

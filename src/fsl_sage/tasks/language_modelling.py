@@ -1,0 +1,99 @@
+"""Causal language modelling: a batch is texts, the loss is the cross entropy of the tokens that are to be learnt."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fsl_sage.data import TextData
+from fsl_sage.tasks.base import Batch, Task
+
+TEST_BATCH = 16  # fixed, so that the test loss has the same bits whatever the number of workers
+
+
+class LanguageModelling(Task):
+    """Texts as one flat tensor of tokens; each batch is padded to its own longest text, no further.
+
+    A target is the `labels`, int32 [B, L], the token that follows each position, and the `mask`, bool [B, L], of the
+    positions that count. Both travel with an upload. Whatever stands at the other positions, prompt or padding, has
+    no loss, so it is neither learnt nor, where auxiliaries are aligned, part of what they are aligned to.
+
+    On the meta device a batch has shapes only: those of the given texts, or, without texts (`data` None), of texts of
+    the greatest length, an upper bound.
+    """
+
+    def __init__(
+        self, data: TextData | None, device: torch.device, *, longest: int, label_smoothing: float = 0.1
+    ) -> None:
+        self.data = data
+        self.device = device
+        self.longest = longest
+        self.label_smoothing = label_smoothing
+        self.sizes_vary = True
+        self.sizes_are_bounds = data is None
+        # Texts of like length together, so that little is padding; the order is fixed by the data.
+        self._test_order = data.test.lengths.argsort(stable=True) if data is not None else torch.empty(0)
+
+    def training_batch(self, indices: Tensor, generator: torch.Generator) -> Batch:
+        """input_ids int64 [B, L], and what follows them."""
+        if self.device.type == "meta":
+            return self._shapes(indices)
+        assert self.data is not None
+        return self._batch(*self.data.train.rows(indices, self.longest))
+
+    def test_batches(self) -> int:
+        """The number of batches of TEST_BATCH texts."""
+        return -(-len(self._test_order) // TEST_BATCH)
+
+    def test_batch(self, index: int) -> Batch:
+        """Test texts, sorted by their length."""
+        assert self.data is not None
+        chosen = self._test_order[index * TEST_BATCH : (index + 1) * TEST_BATCH]
+        return self._batch(*self.data.test.rows(chosen, self.longest))
+
+    def loss(self, output: Any, target: Mapping[str, Tensor]) -> Tensor:
+        """Mean cross entropy with label smoothing over the positions that count."""
+        logits, labels = _learnt(output, target)
+        return F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
+
+    def terms(self, target: Mapping[str, Tensor]) -> int:
+        """One term a token that counts."""
+        return int(target["mask"].sum())
+
+    def score(self, output: Any, target: Mapping[str, Tensor]) -> dict[str, float]:
+        """Summed loss without label smoothing, tokens predicted right, number of tokens."""
+        logits, labels = _learnt(output, target)
+        return {
+            "loss": F.cross_entropy(logits, labels, reduction="sum").item(),
+            "correct": float((logits.argmax(1) == labels).sum().item()),
+            "count": float(len(labels)),
+        }
+
+    def summarise(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Over all tokens that count: mean loss, its exponential, and the fraction predicted right."""
+        loss = sums["loss"] / sums["count"]
+        perplexity = math.exp(loss) if loss < 700 else math.inf
+        return {"test_accuracy": sums["correct"] / sums["count"], "test_loss": loss, "test_perplexity": perplexity}
+
+    def _batch(self, tokens: Tensor, labels: Tensor, mask: Tensor) -> Batch:
+        target = {"labels": labels.to(self.device), "mask": mask.to(self.device)}
+        return Batch({"input_ids": tokens.to(self.device)}, target)
+
+    def _shapes(self, indices: Tensor) -> Batch:
+        longest = self.longest
+        if self.data is not None:
+            longest = min(longest, int(self.data.train.lengths[indices].max()))
+        shape = (len(indices), longest - 1)
+        kinds = (torch.int64, torch.int32, torch.bool)
+        return self._batch(*(torch.empty(shape, dtype=kind, device="meta") for kind in kinds))
+
+
+def _learnt(output: Any, target: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Of the positions that count, n of all B x L: the logits [n, vocabulary], float32, and the labels [n]."""
+    logits: Tensor = getattr(output, "logits", output)
+    mask = target["mask"]
+    logits = logits[mask]
+    return logits if logits.dtype == torch.float64 else logits.float(), target["labels"][mask].long()

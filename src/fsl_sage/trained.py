@@ -1,0 +1,54 @@
+"""What comes of a finished run on texts: its model, ready to write, and what to write about."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fsl_sage.config import Config
+from fsl_sage.data import KNOWN_TEXTS, Meaning, load_tokenizer, tested_meanings
+from fsl_sage.errors import InputError
+from fsl_sage.models import make_base_model, tokenizer_path
+from fsl_sage.records.run_directory import RunDirectory
+from fsl_sage.seeding import derive
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained language model with what belongs to it."""
+
+    config: Config
+    model: Any
+    """A causal language model of transformers, float32, in evaluation mode; with peft's adapters in it."""
+    tokenizer: Any
+    test: list[Meaning]
+    """The distinct meaning representations among the run's test texts, with all their references."""
+
+
+def load_trained(directory: Path, *, adapter: bool = True) -> Trained:
+    """The language model that a finished run has trained; without `adapter` as it was before the run."""
+    run = RunDirectory(directory)
+    config = run.config()
+    if config.data.name not in KNOWN_TEXTS:
+        raise InputError(f"{directory} is a run on {config.data.name}: only one on e2e has a model that writes text.")
+    if not run.finished():
+        raise InputError(f"{directory} is not finished: go on with it by 'fsl-sage resume {directory}'.")
+    path = tokenizer_path(config.model.name, config.data.tokenizer)
+    if path is None:
+        raise InputError(f"The tokenizer of {config.model.name}, which {directory} was trained with, is gone.")
+    tokenizer = load_tokenizer(path)
+    model = base_model(config)
+    if adapter:
+        from peft import PeftModel
+
+        model = PeftModel.from_pretrained(model, str(run.adapter))
+    test = tested_meanings(config.data.dir, config.data.test_images, config.seed)
+    return Trained(config, model.eval(), tokenizer, test)
+
+
+def base_model(config: Config) -> Any:
+    """The model that a run's training starts from; random weights are those that its seed gives."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive(config.seed, "model"))
+        return make_base_model(config.model.name)
