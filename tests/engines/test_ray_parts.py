@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 pytest.importorskip("ray")
 
 from fsl_sage.config import Config
+from fsl_sage.engines.intake import Intake
 from fsl_sage.engines.ray import cluster
 from fsl_sage.engines.ray.arrays import pack, to_device, unpack
 from fsl_sage.engines.ray.cluster import lay_out
 from fsl_sage.engines.ray.engine import longest_first, share_out
-from fsl_sage.engines.ray.intake import Intake
 from fsl_sage.errors import InputError
 from fsl_sage.experiment import run
 from fsl_sage.wire.message import Message, Smashed

@@ -1,12 +1,14 @@
-"""The default engine: one process. Clients that don't wait train side by side in threads, each with its own modules.
+"""The default engine: one process. Clients that don't wait train side by side in threads, each with its own modules,
+and the S-server learns from what they have uploaded meanwhile.
 
 The numbers do not depend on the number of workers: a client's round depends on nothing but its state and what came
 down, the S-server takes uploads in a fixed order, and sums run in client order.
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -15,6 +17,7 @@ from torch import Tensor
 
 from fsl_sage.alignment.fidelity import Fidelity
 from fsl_sage.engines.base import ClientError, Delivery, Engine, Failures, Outcome, Setup, survivors
+from fsl_sage.engines.intake import Intake
 from fsl_sage.engines.process import prepare_process
 from fsl_sage.engines.server import Replies, ServerSide, Uploads, join_states, local_tensors, part_states
 from fsl_sage.engines.worker import Play, Worker, copied, evaluate
@@ -64,35 +67,44 @@ class LocalEngine(Engine):
         return [outcome.update for outcome in finished.values()]
 
     def _run_in_parallel(self, t: int, clients: Sequence[int], delivery: Delivery, ledger: Ledger) -> Outcomes:
-        sent: dict[int, list[Message]] = {id: [] for id in clients}
+        intake = self._intake(clients)
 
         def whole_round(id: int) -> Outcome | ClientError:
             worker = self._free.get()
             try:
-                return worker.whole_round(t, id, self._state(id), delivery, sent[id].append)
+                return worker.whole_round(t, id, self._state(id), delivery, partial(intake.put, id))
             finally:
                 self._free.put(worker)
+                intake.close(id)
 
-        outcomes = dict(zip(clients, self._pool.map(whole_round, clients), strict=True))
+        rounds: Iterable[Outcome | ClientError] = self._pool.map(whole_round, clients)
+        if len(self._workers) == 1:  # nothing beside the one that was asked for
+            rounds = list(rounds)
+        self._learn(intake, ledger)
+        outcomes = dict(zip(clients, rounds, strict=True))
         self._failures.note(outcomes)
-        self.take(t, sent, ledger)
         return outcomes
 
     def take(self, t: int, sent: Mapping[int, Sequence[Message]], ledger: Ledger) -> None:
         """The S-server's part in round t when its clients did not wait: their uploads, in the configured order."""
         if self._server is not None:
             self._server.begin(t)
-        for uploads in self._in_order(sent):
-            self._exchange(uploads, ledger)
+        intake = self._intake(list(sent))
+        for id, uploads in sent.items():
+            for upload in uploads:
+                intake.put(id, upload)
+            intake.close(id)
+        self._learn(intake, ledger)
 
-    def _in_order(self, sent: Mapping[int, Sequence[Message]]) -> Iterator[Uploads]:
-        """The order in which the S-server takes what clients sent without waiting."""
-        if self.setup.settings.config.order == "blocked":
-            yield from ({id: upload} for id, uploads in sent.items() for upload in uploads)
-            return
-        steps = {id: {int(upload.values["step"]): upload for upload in uploads} for id, uploads in sent.items()}
-        for step in sorted({k for uploads in steps.values() for k in uploads}):
-            yield {id: uploads[step] for id, uploads in steps.items() if step in uploads}
+    def _intake(self, clients: Sequence[int]) -> Intake:
+        # Threads have no order of arrival that means anything.
+        order = self.setup.settings.config.order
+        return Intake("interleaved" if order == "arrival" else order, clients)
+
+    def _learn(self, intake: Intake, ledger: Ledger) -> None:
+        """The S-server takes the uploads of the round, to the last, while clients may still be at it."""
+        for uploads in intake:
+            self._exchange(uploads, ledger)
 
     def _run_in_step(self, t: int, clients: Sequence[int], delivery: Delivery, ledger: Ledger) -> Outcomes:
         """Every client up to its next upload, the S-server's replies, and on."""

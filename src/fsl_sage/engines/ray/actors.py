@@ -12,9 +12,9 @@ from ray.exceptions import RayActorError
 from torch import Tensor
 
 from fsl_sage.engines.base import ClientError, Delivery, LostError, Outcome, Setup
+from fsl_sage.engines.intake import Intake
 from fsl_sage.engines.process import prepare_process
 from fsl_sage.engines.ray.arrays import carry_tensors_as_arrays, to_device
-from fsl_sage.engines.ray.intake import Intake
 from fsl_sage.engines.ray.pool import Pool, UnpreparedError
 from fsl_sage.engines.server import Replies, ServerSide, Uploads
 from fsl_sage.engines.setup import pick_device

@@ -17,13 +17,13 @@ Key = tuple[int, int]
 
 
 class Intake:
-    """The uploads of one round, each once, in the order that the run asks for; one thread puts and another takes.
+    """The uploads of one round, each once, in the order that the run asks for; some threads put and another takes.
 
     A client's uploads come in the order of their steps. One that comes before its turn is held back, on disk if those
     held already take more than `limit` bytes. A repeat, from a client that was run again, is dropped.
     """
 
-    def __init__(self, order: str, clients: Sequence[int], limit: int) -> None:
+    def __init__(self, order: str, clients: Sequence[int], limit: float = math.inf) -> None:
         self.dropped = 0
         self._order = order
         self._clients = clients
