@@ -22,6 +22,15 @@ from fsl_sage.report.compare import costs_of_runs, machines, prepare, raise_fail
 from fsl_sage.report.cuts import Limits, as_json, cuts_figure, parse_amount, print_cuts, rows
 from fsl_sage.report.grid import Grid, for_algorithms, load_grid, parse_vary, plan_runs
 from fsl_sage.report.progress import Progress, print_costs_of_grid, print_report
+from fsl_sage.report.samples import (
+    SHOWN,
+    SampleOptions,
+    make_samples,
+    print_samples,
+    print_scores,
+    score_samples,
+    write_samples,
+)
 from fsl_sage.report.terminal import Display, print_costs, print_summary
 from fsl_sage.report.write import ReportOptions, write_report
 
@@ -138,6 +147,15 @@ class DataArguments:
 
 
 @dataclass(frozen=True)
+class SamplesArguments:
+    """Show what the language model of a finished run writes, beside what people wrote, and how that scores."""
+
+    directory: Annotated[Path, tyro.conf.Positional]
+    """The run's directory."""
+    options: Annotated[SampleOptions, Flat] = field(default_factory=SampleOptions)
+
+
+@dataclass(frozen=True)
 class InitArguments:
     """Write a Flower app, for sites whose data stay where they are; 'flwr run' starts it."""
 
@@ -245,6 +263,18 @@ def data_command(args: Sequence[str]) -> None:
         OUT.print(f"Use it with --model.name hf:{path.resolve()}", highlight=False, soft_wrap=True)
 
 
+def samples_command(args: Sequence[str]) -> None:
+    """Show what the language model of a finished run writes, beside what people wrote, and how that scores."""
+    arguments = tyro.cli(SamplesArguments, prog="fsl-sage samples", args=args)
+    samples = make_samples(OUT, arguments.directory, arguments.options)
+    print_samples(OUT, samples[:SHOWN] if arguments.options.scores else samples)
+    if arguments.options.scores:
+        scores = score_samples(samples)
+        write_samples(arguments.directory, samples, scores, arguments.options)
+        print_scores(OUT, scores)
+        OUT.print(f"samples.jsonl and scores.json are in {arguments.directory}", highlight=False, soft_wrap=True)
+
+
 def deploy_command(args: Sequence[str]) -> None:
     """Separate organisations on Flower: fsl-sage deploy init DIR, or a demo by fsl-sage deploy demo."""
     if find_spec("flwr") is None:
@@ -272,6 +302,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "cost": cost_command,
     "cuts": cuts_command,
     "data": data_command,
+    "samples": samples_command,
     "deploy": deploy_command,
 }
 
@@ -353,6 +384,9 @@ def main(args: Sequence[str] | None = None) -> None:
         if args[0] not in COMMANDS:
             raise InputError(f"'{args[0]}' is not a command: there are {', '.join(COMMANDS)}.")
         COMMANDS[args[0]](args[1:])
+    except BrokenPipeError:  # the reader of our output, `head` or `less`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
     except (InputError, TrainingError) as error:
         ERRORS.print(f"[bold red]fsl-sage:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(2 if isinstance(error, InputError) else 1)

@@ -19,7 +19,9 @@ from fsl_sage.data.texts import TextData, Texts
 from fsl_sage.errors import InputError, MissingExtra
 from fsl_sage.seeding import numpy_generator
 
-FILES = {"training": "trainset.csv", "test": "testset_w_refs.csv"}
+FILES = {"training": "trainset.csv", "test": "testset_w_refs.csv", "dev": "devset.csv"}
+NEEDED = (FILES["training"], FILES["test"])
+"""The files without which no run is possible."""
 LEAST = {"training": 2, "test": 1}
 
 
@@ -48,17 +50,15 @@ class Meaning:
 def find_e2e(directory: Path | None) -> Path | None:
     """The folder that holds the official files, if there is one."""
     given = data_directory(directory)
-    return next(
-        (path for path in (given, given / "e2e") if all((path / file).is_file() for file in FILES.values())), None
-    )
+    return next((path for path in (given, given / "e2e") if all((path / file).is_file() for file in NEEDED)), None)
 
 
 def read_rows(directory: Path | None, kind: str) -> list[Row]:
-    """All lines of the training or the test file."""
+    """All lines of the training, the test or the dev file."""
     found = find_e2e(directory)
     if found is None:
         raise InputError(
-            f"e2e is not in {data_directory(directory)}: put the official {' and '.join(FILES.values())} there, or "
+            f"e2e is not in {data_directory(directory)}: put the official {' and '.join(NEEDED)} there, or "
             "give the folder that holds them by --data.dir or FSL_SAGE_DATA"
         )
     path = found / FILES[kind]
@@ -111,11 +111,20 @@ def load_e2e(
 def tested_meanings(directory: Path | None, test_texts: int | None, seed: int) -> list[Meaning]:
     """The distinct meaning representations among a run's test texts, with all their references in the whole file."""
     rows = read_rows(directory, "test")
+    chosen = {row.meaning for row in choose_rows(rows, test_texts, "test", seed)}
+    return [described for described in _grouped(rows) if described.meaning in chosen]
+
+
+def all_meanings(directory: Path | None, kind: str) -> list[Meaning]:
+    """The distinct meaning representations of a whole file, with all their references."""
+    return _grouped(read_rows(directory, kind))
+
+
+def _grouped(rows: Sequence[Row]) -> list[Meaning]:
     references: dict[str, list[str]] = {}
     for row in rows:
         references.setdefault(row.meaning, []).append(row.text)
-    chosen = dict.fromkeys(row.meaning for row in choose_rows(rows, test_texts, "test", seed))
-    return [Meaning(meaning, tuple(references[meaning])) for meaning in chosen]
+    return [Meaning(meaning, tuple(texts)) for meaning, texts in references.items()]
 
 
 def load_tokenizer(path: Path) -> Any:
