@@ -2,6 +2,9 @@
 
 import os
 import re
+import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -55,3 +58,17 @@ def test_a_run_on_two_nodes(tiny, address):
 def test_an_address_where_nobody_is(tiny, address):
     with pytest.raises(InputError, match=f"--ray-address {re.escape(address)} cannot be reached"):
         run(tiny(engine="ray", ray_address=address))
+
+
+def test_a_cluster_that_asks_for_a_token(tmp_path):
+    """Ray looks for the token before it says a word to the cluster, so anything that listens will do."""
+    given = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        options = ["run", "--engine", "ray", "--ray-address", address, "--out", str(tmp_path / "run")]
+        command = [sys.executable, "-m", "fsl_sage", *options, "--model.name", "small-cnn"]
+        environment = {**given, "RAY_AUTH_MODE": "token", "HOME": str(tmp_path)}
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 2
+    assert f"--ray-address {address} asks for a token, and there is none here" in ended.stderr
+    assert not (tmp_path / "run").exists()

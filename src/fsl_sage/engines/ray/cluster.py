@@ -10,6 +10,7 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
+from ray.exceptions import AuthenticationError
 
 from fsl_sage.config import Config
 from fsl_sage.engines.ray.actors import ServerActor, WorkerActor
@@ -57,10 +58,15 @@ def connect(config: Config) -> bool:
     try:
         _knock(config.ray_address)
         ray.init(config.ray_address, **QUIET)
+    except AuthenticationError:
+        raise InputError(
+            f"--ray-address {config.ray_address} asks for a token, and there is none here: put that of the cluster's "
+            "head into ~/.ray/auth_token, or into RAY_AUTH_TOKEN."
+        ) from None
     except (OSError, ValueError, RuntimeError) as error:
         raise InputError(
             f"--ray-address {config.ray_address} cannot be reached ({error}): give HOST:PORT of the cluster's head, "
-            "or auto on a machine of the cluster."
+            "or auto on a machine of the cluster; with RAY_AUTH_MODE=token and the head's token where it asks for one."
         ) from None
     return True
 
