@@ -16,7 +16,7 @@ from rich.markup import escape
 from fsl_sage.config import Config, load_preset, option, preset_names
 from fsl_sage.data import SMOLLM2, fetch
 from fsl_sage.errors import InputError, MissingExtra, TrainingError
-from fsl_sage.experiment import Result, cost, resume, run
+from fsl_sage.experiment import Result, cost, part_sizes, resume, run
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.report.compare import costs_of_runs, machines, prepare, raise_failures, run_grid
 from fsl_sage.report.cuts import Limits, as_json, cuts_figure, parse_amount, print_cuts, rows
@@ -200,7 +200,7 @@ def cost_command(args: Sequence[str]) -> None:
     if arguments.json:
         print(json.dumps(costs, indent=2))
     else:
-        print_costs(OUT, costs, arguments.config)
+        print_costs(OUT, costs, part_sizes(arguments.config), arguments.config)
 
 
 def cuts_command(args: Sequence[str]) -> None:

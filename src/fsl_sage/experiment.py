@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from fsl_sage.algorithms import ALGORITHMS
 from fsl_sage.alignment.fidelity import Fidelity
@@ -17,7 +18,7 @@ from fsl_sage.engines.dry import DryEngine, Shapes
 from fsl_sage.engines.local import LocalEngine
 from fsl_sage.engines.setup import make_dry_setup, make_setup
 from fsl_sage.errors import InputError, MissingExtra, TrainingError
-from fsl_sage.models import save_adapters
+from fsl_sage.models import mask_buffers, save_adapters
 from fsl_sage.records.figures import accuracy_figure, classes_figure
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.records.trackers import TRACKERS, Tracker
@@ -419,6 +420,22 @@ def _cost(config: Config, smashed: dict[Shapes, Smash]) -> dict[str, Any]:
         result["by_kind_aligning"] = tables[0]
     result["bytes_first_download"] = totals(federation.ledger.by_kind(BEFORE))[0]
     return {**result, "is_upper_bound": setup.settings.task.sizes_are_bounds}
+
+
+def part_sizes(config: Config) -> dict[str, dict[str, int]]:
+    """For each part of the model its parameters and buffers, how many of them are trained, and how many the paper has.
+
+    `in_paper` differs for GPT-2 alone, whose older code held a causal mask in every block as a buffer.
+    """
+    modules = make_dry_setup(_as_algorithm(config, config.algorithm)).modules
+    return {part: _part_size(module) for part, module in modules.items()}
+
+
+def _part_size(module: nn.Module) -> dict[str, int]:
+    tensors = {id(x): x for x in module.state_dict(keep_vars=True).values()}.values()
+    count = sum(x.numel() for x in tensors)
+    trained = sum(x.numel() for x in tensors if x.requires_grad)
+    return {"parameters_and_buffers": count, "trained": trained, "in_paper": count + mask_buffers(module)}
 
 
 def run_cost(config: Config) -> dict[str, int]:

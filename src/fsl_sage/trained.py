@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fsl_sage.config import Config
-from fsl_sage.data import KNOWN_TEXTS, Meaning, load_tokenizer, tested_meanings
+from fsl_sage.data import KNOWN_TEXTS, Meaning, held_out_meanings, load_tokenizer
 from fsl_sage.errors import InputError
 from fsl_sage.models import make_base_model, tokenizer_path
 from fsl_sage.records.run_directory import RunDirectory
@@ -43,7 +43,7 @@ def load_trained(directory: Path, *, adapter: bool = True) -> Trained:
         from peft import PeftModel
 
         model = PeftModel.from_pretrained(model, str(run.adapter))
-    test = tested_meanings(config.data.dir, config.data.test_images, config.seed)
+    test = held_out_meanings(config.data.dir, config.data.test_images, config.seed)
     return Trained(config, model.eval(), tokenizer, test)
 
 

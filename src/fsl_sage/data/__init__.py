@@ -1,7 +1,15 @@
 """Images and texts, who holds them, and how they come in batches."""
 
 from fsl_sage.data.batches import augment, batch_indices, batch_sizes, normalise
-from fsl_sage.data.e2e import Meaning, all_meanings, encode_prompts, find_e2e, load_e2e, load_tokenizer, tested_meanings
+from fsl_sage.data.e2e import (
+    Meaning,
+    all_meanings,
+    encode_prompts,
+    find_e2e,
+    held_out_meanings,
+    load_e2e,
+    load_tokenizer,
+)
 from fsl_sage.data.images import KNOWN_SIZES, ImageData, Images, Sizes
 from fsl_sage.data.partition import client_sizes, partition
 from fsl_sage.data.smollm2 import SMOLLM2
@@ -27,10 +35,10 @@ __all__ = [
     "encode_prompts",
     "fetch",
     "find_e2e",
+    "held_out_meanings",
     "load_e2e",
     "load_images",
     "load_tokenizer",
     "normalise",
     "partition",
-    "tested_meanings",
 ]

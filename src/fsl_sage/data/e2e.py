@@ -108,7 +108,7 @@ def load_e2e(
     )
 
 
-def tested_meanings(directory: Path | None, test_texts: int | None, seed: int) -> list[Meaning]:
+def held_out_meanings(directory: Path | None, test_texts: int | None, seed: int) -> list[Meaning]:
     """The distinct meaning representations among a run's test texts, with all their references in the whole file."""
     rows = read_rows(directory, "test")
     chosen = {row.meaning for row in choose_rows(rows, test_texts, "test", seed)}

@@ -51,6 +51,8 @@ class Sizes:
         """Inputs of a model, to see what it does."""
         return torch.zeros(batch, *self.image, device=device)
 
+    largest_example = example
+
 
 @dataclass(frozen=True, eq=False)
 class ImageData:

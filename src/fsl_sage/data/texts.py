@@ -66,10 +66,16 @@ class TextSizes:
     test: int
     longest: int
     """The number of tokens after which texts are cut off."""
+    vocabulary: int = 0
+    """Tokens are numbers below this; 0 where that is not known."""
 
     def example(self, batch: int, device: torch.device | str) -> dict[str, Tensor]:
         """Inputs of a language model, to see what it does: short ones, for models take any length."""
         return {"input_ids": torch.zeros(batch, min(self.longest - 1, 8), dtype=torch.int64, device=device)}
+
+    def largest_example(self, batch: int, device: torch.device | str) -> dict[str, Tensor]:
+        """Inputs as large as they can be in a run, to see what it needs."""
+        return {"input_ids": torch.zeros(batch, self.longest - 1, dtype=torch.int64, device=device)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +104,7 @@ class TextData:
 
     @property
     def sizes(self) -> TextSizes:
-        return TextSizes(len(self.train), len(self.test), self.longest)
+        return TextSizes(len(self.train), len(self.test), self.longest, self.vocabulary)
 
 
 KNOWN_TEXTS: dict[str, tuple[int, int]] = {"e2e": (42_061, 4_693)}

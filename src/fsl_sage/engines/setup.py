@@ -63,7 +63,6 @@ def make_setup(config: Config) -> Setup:
     data = load_data(config)
     examples = divide(config, data.train.y)
     modules = build_parts(config, data.sizes, device)
-    _check_vocabulary(data, modules["client"])
     _check_trained(config, modules)
     return assemble(config, algorithm, make_task(config, data, device), modules, examples)
 
@@ -187,17 +186,6 @@ def known_sizes(config: Config) -> AnySizes | None:
     return Sizes(train, min(data.test_images or sizes.test, sizes.test), sizes.classes, sizes.image)
 
 
-def _check_vocabulary(data: Data, client: nn.Module) -> None:
-    """Refuse a tokenizer whose tokens a language model does not have."""
-    if isinstance(data, TextData):
-        embeddings = max(module.num_embeddings for module in client.modules() if isinstance(module, nn.Embedding))
-        if data.vocabulary > embeddings:
-            raise InputError(
-                f"The tokenizer has {data.vocabulary} tokens and the model {embeddings}: give --data.tokenizer, the "
-                "directory of the model's own."
-            )
-
-
 def _check_trained(config: Config, modules: dict[str, nn.Module]) -> None:
     for part, module in modules.items():
         if not any(parameter.requires_grad for parameter in module.parameters()):
@@ -240,7 +228,7 @@ def build_model(config: Config, sizes: AnySizes, device: torch.device) -> nn.Mod
         # Drawn on the CPU whatever the device, so that every device starts from the same weights.
         with torch.device(META if device == META else "cpu"):
             if isinstance(sizes, TextSizes):
-                return make_language_model(config.model.name, config.lora)
+                return make_language_model(config.model.name, config.lora, sizes.vocabulary)
             model = make_model(config.model.name, sizes.classes, sizes.image)
             if config.model.batch_norm == "group":
                 replace_batch_norm(model)

@@ -3,6 +3,7 @@
 from fsl_sage.models.conv import Conv2d
 from fsl_sage.models.factory import DEFAULT_CUT, MODELS, check_model_name, make_model, usual_auxiliary, usual_cut
 from fsl_sage.models.language import (
+    blocks_name,
     is_language_model,
     is_trained_in_auxiliary,
     make_base_model,
@@ -23,6 +24,7 @@ __all__ = [
     "ResNet18",
     "SmallCNN",
     "batch_statistics",
+    "blocks_name",
     "check_model_name",
     "is_language_model",
     "is_trained_in_auxiliary",

@@ -21,6 +21,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fsl_sage.config import LoRAConfig
+from fsl_sage.data import SMOLLM2
+from fsl_sage.data.sources import data_directory
 from fsl_sage.errors import InputError, MissingExtra
 
 ADAPTER = "default"
@@ -34,9 +36,18 @@ SIZES: dict[str, tuple[str, dict[str, int]]] = {
 """Names of sizes that transformers does not take for an architecture, with what they are."""
 
 
-def make_language_model(name: str, lora: LoRAConfig) -> nn.Module:
-    """The causal language model `hf:PATH` with its weights, or `hf:ARCHITECTURE` with random ones, and its adapters."""
-    return add_adapters(make_base_model(name), lora, name)
+def make_language_model(name: str, lora: LoRAConfig, vocabulary: int = 0) -> nn.Module:
+    """The causal language model `hf:PATH` with its weights, or `hf:ARCHITECTURE` with random ones, and its adapters.
+
+    It must have at least `vocabulary` tokens.
+    """
+    model = make_base_model(name)
+    if model.config.vocab_size < vocabulary:
+        raise InputError(
+            f"The tokenizer has {vocabulary} tokens and {name} {model.config.vocab_size}: give --data.tokenizer, the "
+            "directory of the model's own."
+        )
+    return add_adapters(model, lora, name)
 
 
 def make_base_model(name: str) -> Any:
@@ -68,9 +79,9 @@ def make_base_model(name: str) -> Any:
 
 
 def model_path(name: str) -> Path | None:
-    """The directory of an hf:PATH; None for an architecture."""
+    """The directory of an hf:PATH, as it is or in the data directory; None for an architecture."""
     path = Path(name.removeprefix("hf:")).expanduser()
-    return path if path.exists() else None
+    return next((found for found in (path, data_directory() / path) if (found / "config.json").is_file()), None)
 
 
 def tokenizer_path(name: str, given: Path | None) -> Path | None:
@@ -91,7 +102,8 @@ def _config(what: str, path: Path | None) -> Any:
         return AutoConfig.for_model(architecture, **sizes)
     except (ValueError, OSError) as error:
         reason = str(error).split("\n")[0].split(". Should")[0][:200]
-        raise InputError(f"--model.name hf:{what} is neither an architecture nor a directory: {reason}") from None
+        hint = f"get it by 'fsl-sage data get {what}'" if what == SMOLLM2 else reason
+        raise InputError(f"--model.name hf:{what} is neither an architecture nor a directory: {hint}") from None
 
 
 def add_adapters(model: Any, lora: LoRAConfig, name: str) -> nn.Module:
@@ -102,6 +114,7 @@ def add_adapters(model: Any, lora: LoRAConfig, name: str) -> nn.Module:
         raise MissingExtra(f"--model.name {name}", "llm") from None
     model.requires_grad_(False)
     model.config.use_cache = False
+    model.config.pad_token_id = None  # else it asks for the attention mask that it does not need here
     with _quiet():
         try:
             made: nn.Module = inject_adapter_in_model(lora_config(model, lora), model, ADAPTER)
@@ -182,13 +195,13 @@ def save_adapters(directory: Path, name: str, lora: LoRAConfig, weights: Mapping
     save_file(tensors, directory / "adapter_model.safetensors", {"format": "pt"})
 
 
-def mask_buffers(model: nn.Module) -> int:
-    """The elements of the causal mask that older code of GPT-2 held as a buffer in every block; 0 for other models.
+def mask_buffers(part: nn.Module) -> int:
+    """The elements of the causal masks that older code of GPT-2 held as buffers, one a block; 0 for other models.
 
-    The paper's sizes count them; transformers makes no such buffers any more.
+    The paper's sizes count them; transformers makes no such buffers any more. `part` is a part of a split model.
     """
-    config: Any = model.config
-    return config.n_positions**2 if config.model_type == "gpt2" else 0
+    blocks: list[Any] = [module for module in part.modules() if type(module).__name__ == "GPT2Block"]
+    return sum(block.attn.config.n_positions**2 for block in blocks if any(True for _ in block.parameters()))
 
 
 @contextmanager

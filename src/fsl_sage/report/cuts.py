@@ -62,7 +62,7 @@ def rows(config: Config) -> list[Row]:
     """Every cut of the configured model, computed on the meta device: no weight is ever allocated."""
     sizes = data_sizes(config)
     model = build_model(config, sizes, META)
-    analysis = Analysis(model, sizes.example(config.batch_size, META))
+    analysis = Analysis(model, sizes.largest_example(config.batch_size, META))
     points = cut_points_of(analysis)
     if not points:
         raise InputError(
@@ -165,7 +165,9 @@ def _column(algorithm: str) -> str:
 
 
 def _possible(table: Sequence[Row], algorithm: str) -> list[Row]:
-    return [row for row in table if row.round_bytes[_column(algorithm)] is not None]
+    """Where there is an auxiliary, and a client that has something to train."""
+    moved = _column(algorithm)
+    return [row for row in table if row.round_bytes[moved] is not None and row.point.client_trainable_bytes]
 
 
 def recommend(table: Sequence[Row], limits: Limits, algorithm: str) -> str:

@@ -134,8 +134,18 @@ def gib(amount: int) -> str:
     return f"{amount / GIB:.3f} GiB"
 
 
-def print_costs(console: Console, costs: dict[str, dict[str, Any]], config: Config) -> None:
-    """Bytes of a round by algorithm, kind and direction."""
+def print_costs(
+    console: Console, costs: dict[str, dict[str, Any]], sizes: dict[str, dict[str, int]], config: Config
+) -> None:
+    """Sizes of the model's parts, and bytes of a round by algorithm, kind and direction."""
+    counted = (f"{part} {row['parameters_and_buffers']:,} ({row['trained']:,} trained)" for part, row in sizes.items())
+    console.print(f"Parameters and buffers: {', '.join(counted)}.", highlight=False)
+    if any(row["in_paper"] != row["parameters_and_buffers"] for row in sizes.values()):
+        paper = ", ".join(f"{part} {row['in_paper'] / 1e6:.1f} M" for part, row in sizes.items())
+        console.print(
+            f"With the causal masks that older code of GPT-2 held as buffers, as the paper counts: {paper}.",
+            highlight=False,
+        )
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("algorithm", style="bold")
     table.add_column("kind")

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from fsl_sage.config import Config
-from fsl_sage.data import ImageData, Images, load_images
+from fsl_sage.data import KNOWN_TEXTS, ImageData, Images, load_images
 from fsl_sage.data.npz import channel_moments, images_in, read_arrays
 from fsl_sage.engines.flower.agreement import Agreement
 from fsl_sage.errors import InputError
@@ -47,6 +47,10 @@ def as_agreed(name: str, images: Images, agreement: Agreement) -> ImageData:
 
 def load_server_data(config: Config) -> ImageData:
     """The data set that the configuration names; an .npz may hold x_test and y_test alone."""
+    if config.data.name in KNOWN_TEXTS:
+        raise InputError(
+            f"--data.name {config.data.name} cannot run on Flower, whose sites hold images: give --engine local or ray."
+        )
     path = Path(config.data.name.removeprefix("npz:")).expanduser()
     if config.data.name.startswith("npz:") and "x" not in (arrays := read_arrays(path)):
         test = images_in(arrays, "x_test", "y_test", path)
