@@ -7,6 +7,8 @@ from fsl_sage.data import client_sizes, partition
 from fsl_sage.data.partition import KINDS
 from fsl_sage.errors import InputError
 
+OF_EQUAL_SIZE = [kind for kind in KINDS if kind != "restaurant"]
+
 
 def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
@@ -30,7 +32,7 @@ def test_client_sizes_are_equal_up_to_one(clients, extra):
 @given(
     labels=st.lists(st.integers(0, 12), min_size=2, max_size=120).map(np.array),
     share=st.floats(0, 1),
-    kind=st.sampled_from(KINDS),
+    kind=st.sampled_from(OF_EQUAL_SIZE),
     alpha=st.floats(-6, 9).map(lambda exponent: 10.0**exponent),
     shards=st.integers(1, 4),
     seed=st.integers(0, 2**32 - 1),
@@ -42,6 +44,21 @@ def test_every_image_belongs_to_exactly_one_client(labels, share, kind, alpha, s
     parts = partition(labels, clients, kind, alpha=alpha, shards_per_client=shards, rng=rng(seed))
     assert [len(part) for part in parts] == sizes
     assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(len(labels)))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    restaurants=st.lists(st.integers(2, 9), min_size=1, max_size=20),
+    share=st.floats(0, 1),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_all_texts_on_a_restaurant_are_at_one_client(restaurants, share, seed):
+    labels = rng(seed).permutation(np.repeat(np.arange(len(restaurants)), restaurants))
+    clients = 1 + int(share * (len(restaurants) - 1))
+    parts = partition(labels, clients, "restaurant", rng=rng(seed))
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(len(labels)))
+    assert sum(len(np.unique(labels[part])) for part in parts) == len(restaurants)
+    assert max(map(len, parts)) - min(map(len, parts)) <= max(restaurants)
 
 
 @pytest.mark.parametrize("kind", KINDS)

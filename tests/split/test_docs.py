@@ -36,6 +36,7 @@ def test_the_page_names_what_the_package_offers() -> None:
         "BoundaryTensor",
         "split_by_analysis",
         "cut_points_of",
+        "boundary_shapes",
     }
     missing = [name for name in fsl_sage.split.__all__ if name not in page and name not in internal]
     assert not missing
