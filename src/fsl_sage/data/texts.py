@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ class Texts:
     def __len__(self) -> int:
         return len(self.y)
 
-    @property
+    @cached_property  # asked for with every batch
     def lengths(self) -> Tensor:
         """The number of tokens of each text, int64 [N]."""
         return self.offsets[1:] - self.offsets[:-1]
