@@ -457,7 +457,9 @@ def run_cost(config: Config) -> dict[str, int]:
         moved = known[sort]
         total, paper, models = total + moved[0], paper + moved[1], models + moved[2]
         rounds += 1
-    return {"rounds": rounds, "bytes_total": total, "bytes_paper": paper, "bytes_whole_models": models}
+    bound = setup.settings.task.sizes_are_bounds
+    sums = {"bytes_total": total, "bytes_paper": paper, "bytes_whole_models": models}
+    return {"rounds": rounds, **sums, "is_upper_bound": bound}
 
 
 def _sums(ledger: Ledger) -> tuple[int, int, int]:

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from fsl_sage.config import load_preset
+from fsl_sage.data import SMOLLM2
+from fsl_sage.models.language import model_path
 from fsl_sage.report.compare import costs_of_runs
 from fsl_sage.report.grid import load_grid, plan_runs
 from fsl_sage.report.load import load_runs
@@ -38,6 +40,8 @@ RUNS = {
 def dry_run(file):
     plans = plan_runs(load_preset(file), load_grid(file))
     data = plans[0].config.data.name
+    if (name := plans[0].config.model.name) == f"hf:{SMOLLM2}" and model_path(name) is None:
+        pytest.skip(f"{SMOLLM2} is not here")
     if data.startswith("npz:") and not Path(data.removeprefix("npz:")).exists():
         pytest.skip(f"{data.removeprefix('npz:')} is not here")
     return plans, costs_of_runs([plans[0], plans[-1]])

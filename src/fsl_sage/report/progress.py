@@ -127,6 +127,14 @@ def print_costs_of_grid(console: Console, plans: Sequence[Plan], costs: Sequence
     console.print(
         f"{len(plans)} runs, {gib(paper)} by the paper's convention, {gib(total)} in all{most}.", highlight=False
     )
+    whole = sum(cost["bytes_whole_models"] for cost in costs)
+    if whole != paper:
+        console.print(f"If whole models travelled, with their frozen weights: {gib(whole)}.", highlight=False)
+    if any(cost["is_upper_bound"] for cost in costs):
+        console.print(
+            "These are upper bounds, every text at its greatest length: with the texts at hand they are exact.",
+            highlight=False,
+        )
 
 
 def _uncut(console: Console) -> Console:
