@@ -12,7 +12,7 @@ from fsl_sage.config import Config, LoRAConfig, from_dict
 from fsl_sage.data import TextSizes, load_e2e
 from fsl_sage.engines.setup import build_parts
 from fsl_sage.errors import InputError
-from fsl_sage.models import blocks_name, make_language_model, mask_buffers, save_adapters
+from fsl_sage.models import blocks_name, make_language_model, mask_buffers, save_adapters, tokenizer_path
 from fsl_sage.roles.replica import Slots, frozen_bytes
 from fsl_sage.roles.work import Workbench
 from fsl_sage.split import split_model
@@ -181,3 +181,8 @@ def test_a_model_without_adapters_writes_none(tmp_path: Path) -> None:
 def test_what_cannot_be_a_language_model_is_refused(name: str, lora: LoRAConfig, says: str) -> None:
     with META, pytest.raises(InputError, match=says):
         make_language_model(name, lora)
+
+
+def test_the_tokenizer_of_what_is_no_language_model_is_not_looked_for() -> None:
+    with pytest.raises(InputError, match="resnet18 is not a language model"):
+        tokenizer_path("resnet18", None)

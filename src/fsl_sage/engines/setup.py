@@ -132,14 +132,7 @@ def load_data(config: Config) -> Data:
     """The training and the test set."""
     data = config.data
     if data.name not in KNOWN_TEXTS:
-        return load_images(
-            data.name,
-            data.dir,
-            test_fraction=data.test_fraction,
-            train_images=data.train_images,
-            test_images=data.test_images,
-            seed=config.seed,
-        )
+        return load_image_data(config)
     tokenizer = tokenizer_path(config.model.name, data.tokenizer)
     if tokenizer is None:
         raise InputError(
@@ -151,6 +144,19 @@ def load_data(config: Config) -> Data:
         longest=data.sequence_length,
         train_texts=data.train_images,
         test_texts=data.test_images,
+        seed=config.seed,
+    )
+
+
+def load_image_data(config: Config) -> ImageData:
+    """Both sets, of images."""
+    data = config.data
+    return load_images(
+        data.name,
+        data.dir,
+        test_fraction=data.test_fraction,
+        train_images=data.train_images,
+        test_images=data.test_images,
         seed=config.seed,
     )
 

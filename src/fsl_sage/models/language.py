@@ -52,11 +52,7 @@ def make_language_model(name: str, lora: LoRAConfig, vocabulary: int = 0) -> nn.
 
 def make_base_model(name: str) -> Any:
     """The model as it was before any training, float32."""
-    if not name.startswith("hf:"):
-        raise InputError(
-            f"--model.name {name} is not a language model: for text give hf:PATH, a directory of transformers, or "
-            "hf:ARCHITECTURE, such as hf:gpt2-medium"
-        )
+    _check_name(name)
     what = name.removeprefix("hf:")
     try:
         from transformers import AutoModelForCausalLM
@@ -78,6 +74,14 @@ def make_base_model(name: str) -> Any:
     return loaded
 
 
+def _check_name(name: str) -> None:
+    if not name.startswith("hf:"):
+        raise InputError(
+            f"--model.name {name} is not a language model: for text give hf:PATH, a directory of transformers, or "
+            "hf:ARCHITECTURE, such as hf:gpt2-medium"
+        )
+
+
 def model_path(name: str) -> Path | None:
     """The directory of an hf:PATH, as it is or in the data directory; None for an architecture."""
     path = Path(name.removeprefix("hf:")).expanduser()
@@ -86,6 +90,7 @@ def model_path(name: str) -> Path | None:
 
 def tokenizer_path(name: str, given: Path | None) -> Path | None:
     """Where the tokenizer of a model is, if that is known."""
+    _check_name(name)
     if given is not None:
         return given
     path = model_path(name)

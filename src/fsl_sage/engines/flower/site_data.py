@@ -5,9 +5,10 @@ from pathlib import Path
 import torch
 
 from fsl_sage.config import Config
-from fsl_sage.data import KNOWN_TEXTS, ImageData, Images, load_images
+from fsl_sage.data import KNOWN_TEXTS, ImageData, Images
 from fsl_sage.data.npz import channel_moments, images_in, read_arrays
 from fsl_sage.engines.flower.agreement import Agreement
+from fsl_sage.engines.setup import load_image_data
 from fsl_sage.errors import InputError
 
 
@@ -58,12 +59,4 @@ def load_server_data(config: Config) -> ImageData:
             raise InputError(f"{path} has test images alone: name their classes in 'classes'.")
         classes = tuple(arrays["classes"].astype(str).tolist())
         return ImageData(config.data.name, test, test, classes, *channel_moments(test))
-    data = config.data
-    return load_images(
-        data.name,
-        data.dir,
-        test_fraction=data.test_fraction,
-        train_images=data.train_images,
-        test_images=data.test_images,
-        seed=config.seed,
-    )
+    return load_image_data(config)
