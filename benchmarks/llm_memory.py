@@ -5,8 +5,8 @@
 
 The model is at its real size with random weights, cut after the first of its 24 blocks; the auxiliary is the next three
 blocks and the decoder. Each row is a fresh process that takes two training steps and reports its peak resident memory,
-libraries included, what it had before the model, and the seconds of the last step. A process knows the whole model
-on the meta device only, where nothing is allocated, and makes weights for its own parts alone. Of E2E's training pairs
+libraries included, what it had before the model, and the seconds of the last step. A process reads the weights of its
+own parts alone (`load_side`) from the model's files, which the benchmark writes first. Of E2E's training pairs
 99.8 % have fewer than 96 tokens; 512 is the length to which the LoRA paper's setting pads them.
 """
 
@@ -17,17 +17,24 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-CUT, AUXILIARY = "base_model.model.transformer.h.0", "blocks:3"
+from fsl_sage.alignment.dataset import Upload
+from fsl_sage.alignment.matching import matching_loss
+from fsl_sage.alignment.passes import Passes
+from fsl_sage.config import Config, DataConfig, LoRAConfig, ModelConfig
+from fsl_sage.engines.one_side import load_side
+from fsl_sage.models import make_language_model
+from fsl_sage.split import twice_differentiable_attention
+from fsl_sage.tasks import LanguageModelling
+
 THREADS = 1
 Step = Callable[[], object]
 
@@ -45,53 +52,46 @@ class Measured:
     """Of the last step."""
 
 
-def gpt2_medium() -> nn.Module:
-    """With LoRA on the attention's projections, rank 4, as in the LoRA paper's E2E setting."""
-    from peft import LoraConfig, get_peft_model
-    from transformers import GPT2Config, GPT2LMHeadModel
+def write_model(directory: Path) -> None:
+    """GPT-2 medium with random weights as files, 1.4 GB."""
+    from fsl_sage.models import make_base_model
 
-    model = GPT2LMHeadModel(GPT2Config(n_embd=1024, n_layer=24, n_head=16, use_cache=False))
-    lora = LoraConfig(r=4, lora_alpha=32, lora_dropout=0.1, target_modules=["c_attn"], fan_in_fan_out=True)
-    return get_peft_model(model, lora)
-
-
-class NextToken:
-    """The loss of a language model: label-smoothed cross-entropy of every token given those before it."""
-
-    def loss(self, output: Any, target: Mapping[str, Tensor]) -> Tensor:
-        logits = output.logits[:, :-1].flatten(0, 1)
-        return F.cross_entropy(logits, target["tokens"][:, 1:].flatten(), label_smoothing=0.1)
-
-    def terms(self, target: Mapping[str, Tensor]) -> int:
-        return target["tokens"][:, 1:].numel()
+    make_base_model("hf:gpt2-medium").save_pretrained(directory)
 
 
 # -- what each process does --------------------------------------------------------------------------------------------
 
 
-def parts(batch: int, tokens: int) -> tuple[nn.Module, nn.Module, nn.Module]:
-    """Client, server and auxiliary on the meta device."""
-    from fsl_sage.split import auxiliary, split_model
+@dataclass(frozen=True)
+class Work:
+    """The model's files and the size of a step."""
 
-    with torch.device("meta"):
-        model = gpt2_medium()
-        example = {"input_ids": torch.zeros(batch, tokens, dtype=torch.long)}
-    split = split_model(model, CUT, example)
-    return split.client, split.server, auxiliary(split, AUXILIARY, aligned=False)
+    directory: Path
+    batch: int
+    tokens: int
 
+    @property
+    def config(self) -> Config:
+        data = DataConfig(name="e2e", sequence_length=self.tokens)
+        return Config(data=data, model=ModelConfig(f"hf:{self.directory}"), lora=LoRAConfig(auxiliary="adapters"))
 
-def made(part: nn.Module) -> nn.Module:
-    """The part with random weights of its own, and nothing of the other parts."""
-    from fsl_sage.split.skeleton import named_tensors, set_tensor
+    def parts(self, *names: str) -> list[nn.Module]:
+        return list(load_side(self.config, names).values())
 
-    for name, tensor in named_tensors(part).items():
-        if tensor.is_floating_point():
-            values = torch.empty(tensor.shape).normal_(std=0.02)
-        else:
-            values = torch.zeros(tensor.shape, dtype=tensor.dtype)
-        is_parameter = isinstance(tensor, nn.Parameter)
-        set_tensor(part, name, nn.Parameter(values, tensor.requires_grad) if is_parameter else values)
-    return part
+    def passes(self) -> Passes:
+        task = LanguageModelling(None, torch.device("cpu"), longest=self.tokens)
+        return Passes(task, torch.device("cpu"))
+
+    def inputs(self) -> dict[str, Tensor]:
+        return {"input_ids": torch.randint(50257, (self.batch, self.tokens))}
+
+    def target(self) -> dict[str, Tensor]:
+        """Every token is learnt."""
+        shape = self.batch, self.tokens
+        return {"labels": torch.randint(50257, shape, dtype=torch.int32), "mask": torch.ones(shape, dtype=torch.bool)}
+
+    def upload(self) -> Upload:
+        return Upload((torch.randn(self.batch, self.tokens, 1024),), self.target())
 
 
 def optimizer(*modules: nn.Module) -> torch.optim.Optimizer:
@@ -99,16 +99,14 @@ def optimizer(*modules: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(trained, lr=2e-4, fused=True)
 
 
-def client(batch: int, tokens: int) -> tuple[list[nn.Module], Step]:
+def client(work: Work) -> tuple[list[nn.Module], Step]:
     """A client of FSL-SAGE: its own part, and the auxiliary for the cut gradient."""
-    passes, inputs = set_up(batch, tokens)
-    own, _, estimator = parts(batch, tokens)
-    own, estimator = made(own), made(estimator)
-    adam = optimizer(own)
+    own, estimator = work.parts("client", "auxiliary")
+    adam, passes, inputs, target = optimizer(own), work.passes(), work.inputs(), work.target()
 
     def step() -> None:
-        smashed = own.train()(inputs).tensors
-        gradient, _ = passes.cut_gradient(estimator, smashed, {"tokens": inputs["input_ids"]})
+        smashed = own.train()(**inputs).tensors
+        gradient, _ = passes.cut_gradient(estimator, smashed, target)
         torch.autograd.backward([z for z in smashed if z.requires_grad], gradient)
         adam.step()
         adam.zero_grad()
@@ -116,33 +114,23 @@ def client(batch: int, tokens: int) -> tuple[list[nn.Module], Step]:
     return [own, estimator], step
 
 
-def server(batch: int, tokens: int) -> tuple[list[nn.Module], Step]:
+def server(work: Work) -> tuple[list[nn.Module], Step]:
     """The S-server: one step on an upload."""
-    passes, inputs = set_up(batch, tokens)
-    _, own, _ = parts(batch, tokens)
-    own = made(own)
-    adam = optimizer(own)
-    smashed = uploaded(batch, tokens)
+    (own,) = work.parts("server")
+    adam, passes, upload = optimizer(own), work.passes(), work.upload()
 
     def step() -> None:
-        passes.learn(own, smashed, {"tokens": inputs["input_ids"]}, cut_gradient=False)
+        passes.learn(own, *upload, cut_gradient=False)
         adam.step()
         adam.zero_grad()
 
     return [own], step
 
 
-def alignment(batch: int, tokens: int) -> tuple[list[nn.Module], Step]:
+def alignment(work: Work) -> tuple[list[nn.Module], Step]:
     """The S-server: the true cut gradient of an upload, and one step of matching it, which differentiates twice."""
-    from fsl_sage.alignment.dataset import Upload
-    from fsl_sage.alignment.matching import matching_loss
-    from fsl_sage.split import twice_differentiable_attention
-
-    passes, inputs = set_up(batch, tokens)
-    _, own, estimator = parts(batch, tokens)
-    own, estimator = made(own), made(estimator)
-    adam = optimizer(estimator)
-    upload = Upload(uploaded(batch, tokens), {"tokens": inputs["input_ids"]})
+    own, estimator = work.parts("server", "auxiliary")
+    adam, passes, upload = optimizer(estimator), work.passes(), work.upload()
 
     def step() -> None:
         with twice_differentiable_attention():
@@ -154,24 +142,20 @@ def alignment(batch: int, tokens: int) -> tuple[list[nn.Module], Step]:
     return [own, estimator], step
 
 
-def whole(batch: int, tokens: int) -> tuple[list[nn.Module], Step]:
+def whole(work: Work) -> tuple[list[nn.Module], Step]:
     """One machine that holds and fine-tunes the whole model, as every client of FedAvg does."""
-    passes, inputs = set_up(batch, tokens)
-    with torch.device("meta"):
-        empty = gpt2_medium()
-    own = made(empty)
-    own.base_model.model.tie_weights()
-    adam = optimizer(own)
+    own = make_language_model(work.config.model.name, work.config.lora)
+    adam, passes, inputs, target = optimizer(own), work.passes(), work.inputs(), work.target()
 
     def step() -> None:
-        passes.task.loss(own.train()(**inputs), {"tokens": inputs["input_ids"]}).backward()
+        passes.task.loss(own.train()(**inputs), target).backward()
         adam.step()
         adam.zero_grad()
 
     return [own], step
 
 
-PROCESSES: dict[str, Callable[[int, int], tuple[list[nn.Module], Step]]] = {
+PROCESSES: dict[str, Callable[[Work], tuple[list[nn.Module], Step]]] = {
     "client": client,
     "S-server, training": server,
     "S-server, alignment": alignment,
@@ -179,26 +163,16 @@ PROCESSES: dict[str, Callable[[int, int], tuple[list[nn.Module], Step]]] = {
 }
 
 
-def set_up(batch: int, tokens: int) -> tuple[Any, dict[str, Tensor]]:
-    from fsl_sage.alignment.passes import Passes
-
-    return Passes(NextToken(), torch.device("cpu")), {"input_ids": torch.randint(50257, (batch, tokens))}
-
-
-def uploaded(batch: int, tokens: int) -> tuple[Tensor, ...]:
-    return (torch.randn(batch, tokens, 1024),)
-
-
 # -- measuring ---------------------------------------------------------------------------------------------------------
 
 
-def measure(name: str, batch: int, tokens: int, steps: int) -> Measured:
+def measure(name: str, work: Work, steps: int) -> Measured:
     torch.set_num_threads(THREADS)
     import peft  # noqa: F401  # libraries are loaded before what they had is noted
     import transformers.models.gpt2.modeling_gpt2  # noqa: F401
 
     libraries = resident("VmRSS")
-    modules, step = PROCESSES[name](batch, tokens)
+    modules, step = PROCESSES[name](work)
     for _ in range(steps):
         start = time.perf_counter()
         step()
@@ -214,10 +188,10 @@ def resident(key: str) -> int:
     return int(line.split()[1]) * 1024
 
 
-def fresh_process(name: str, sizes: list[str]) -> Measured:
+def fresh_process(name: str, directory: Path, sizes: list[str]) -> Measured:
     """The C library is told to give freed memory back at once, so that the peak is the tensors' and not its own."""
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-    command = [sys.executable, __file__, "--measure", name, *sizes]
+    command = [sys.executable, __file__, "--measure", name, "--directory", str(directory), *sizes]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode != 0:
         sys.exit(done.stderr)
@@ -230,15 +204,23 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=96, help="tokens a sequence")
     parser.add_argument("--steps", type=int, default=2, help="training steps of each process")
     parser.add_argument("--measure", choices=PROCESSES, help="be one of the processes")
+    parser.add_argument("--directory", type=Path, help="where the model's files are; made and removed if not given")
     options = parser.parse_args()
     if options.measure:
-        print(json.dumps(asdict(measure(options.measure, options.batch, options.tokens, options.steps))))
+        work = Work(options.directory, options.batch, options.tokens)
+        print(json.dumps(asdict(measure(options.measure, work, options.steps))))
         return
+    with tempfile.TemporaryDirectory() as directory:
+        write_model(Path(directory))
+        compare(Path(directory), options)
+
+
+def compare(directory: Path, options: argparse.Namespace) -> None:
     print(f"GPT-2 medium with LoRA, {options.batch} x {options.tokens} tokens, {THREADS} thread\n")
     print(f"{'process':22} {'parameters':>12} {'trained':>9} {'libraries':>10} {'peak':>10} {'step':>8}")
     found = {}
     for name in PROCESSES:
-        found[name] = row = fresh_process(name, sys.argv[1:])
+        found[name] = row = fresh_process(name, directory, sys.argv[1:])
         print(
             f"{name:22} {row.parameters:12,} {row.trained:9,} {row.libraries / 2**20:7.0f} MB "
             f"{row.peak / 2**20:7.0f} MB {row.seconds:6.1f} s",

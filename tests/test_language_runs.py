@@ -1,5 +1,6 @@
 """Whole runs of tiny language models: what travels, what is saved, what comes back."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from fsl_sage.cli import main
 from fsl_sage.config import Config
 from fsl_sage.data import encode_prompts
 from fsl_sage.engines.setup import make_dry_setup
@@ -131,6 +133,23 @@ def test_a_finished_run_gives_its_model_back(texts: Tiny) -> None:
     assert not torch.allclose(trained.model(input_ids=tokens).logits, before.model(input_ids=tokens).logits)
     written = trained.model.generate(input_ids=tokens, max_new_tokens=3, num_beams=2, do_sample=False)
     assert written.shape[1] > tokens.shape[1]
+
+
+def test_the_command_shows_what_a_run_writes(texts: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = run(texts(algorithm="fedavg", rounds=1)).directory
+    few = ["--decoding.beams", "2", "--decoding.max-new-tokens", "4"]
+    main(["samples", str(directory), "--count", "2", *few])
+    shown = capsys.readouterr().out
+    assert shown.count("people wrote") == shown.count("generated") == 2
+    assert "before training" not in shown
+    assert not (directory / "scores.json").exists()
+
+    main(["samples", str(directory), "--scores", "--count", "3", *few])
+    assert "BLEU" in capsys.readouterr().out
+    scores = json.loads((directory / "scores.json").read_text())
+    assert scores["meanings"] == 3
+    assert {"before", "after"} <= scores.keys()
+    assert len((directory / "samples.jsonl").read_text().splitlines()) == 3
 
 
 def test_only_runs_on_texts_have_a_model_that_writes(tiny: Tiny) -> None:

@@ -122,6 +122,8 @@ class AlignmentConfig:
     """The optimizer of the alignment; without weight decay."""
     lr: float = 3e-3
     """The learning rate of the alignment."""
+    clip: float | None = None
+    """Clip the norm of an alignment step's gradient: the first ones of a far-off auxiliary can be huge."""
     start: Literal["previous", "server"] = "server"
     """Start from the previous auxiliary, or from the server's own blocks where names and shapes agree."""
     scope: Literal["client", "pooled"] = "pooled"
@@ -272,6 +274,7 @@ _RANGES: dict[str, tuple[str, float, float]] = {
     "alignment.passes": _WHOLE,
     "alignment.batch_size": ("0, or a whole number from 2 up (BatchNorm needs two)", 0, 2**62),
     "alignment.lr": _RATE,
+    "alignment.clip": _RATE,
 }
 
 # What a run is told beside what it computes: these fields may differ between a run and the one that resumes it.

@@ -16,6 +16,7 @@ from fsl_sage.config import NO_PART_OF_THE_RESULT, Config, option
 from fsl_sage.engines.base import Delivery, Engine, LostError, Setup
 from fsl_sage.engines.dry import DryEngine, Shapes
 from fsl_sage.engines.local import LocalEngine
+from fsl_sage.engines.process import prefer_huge_pages
 from fsl_sage.engines.setup import make_dry_setup, make_setup
 from fsl_sage.errors import InputError, MissingExtra, TrainingError
 from fsl_sage.models import mask_buffers, save_adapters
@@ -89,6 +90,7 @@ def play(
     build: "Callable[[RunDirectory, Config], Federation] | None" = None,
 ) -> Result:
     """The run of a directory, from its last checkpoint to the end; `build` makes roles that are not all here."""
+    prefer_huge_pages()  # before the data is loaded
     # 1. The roles: data, model, clients and servers; as they were at the last checkpoint, if there is one.
     federation, metrics = _restore(directory, config, build or _build)
     trackers = [*trackers, *(TRACKERS[name]() for name in config.track)]

@@ -65,6 +65,19 @@ def test_alignment_lowers_the_loss_and_changes_the_auxiliary_alone(passes):
     assert torch.equal(torch.get_rng_state(), random_state)
 
 
+def test_a_clipped_gradient_has_no_greater_norm(passes):
+    lengths = []
+    for clip in (None, 1e-3):
+        auxiliary = head(2)
+        before = [parameter.detach().clone() for parameter in auxiliary.parameters()]
+        config = AlignmentConfig(steps=1, optimizer="sgd", lr=1.0, clip=clip)
+        align(auxiliary, head(1), [upload(6)], passes, config, stream())
+        moved = [(new - old).square().sum() for new, old in zip(auxiliary.parameters(), before, strict=True)]
+        lengths.append(torch.stack(moved).sum().sqrt().item())
+    assert lengths[0] > 1e-2
+    assert lengths[1] == pytest.approx(1e-3, rel=1e-2)
+
+
 def test_dropout_is_off(passes):
     server, auxiliary = head(1, dropout=0.9), head(1, dropout=0.9)
     losses = align(auxiliary, server, [upload(6)], passes, AlignmentConfig(steps=1), stream())

@@ -21,6 +21,7 @@ from fsl_sage.engines.flower.client_app import make_client_app
 from fsl_sage.engines.flower.inspection import Inspector, RejectedError
 from fsl_sage.engines.flower.node_state import NodeState
 from fsl_sage.engines.flower.records import ABOUT, TENSORS, Assignment, unpack
+from fsl_sage.engines.flower.site_data import load_server_data
 from fsl_sage.engines.setup import dry_setup
 from fsl_sage.errors import InputError, TrainingError
 from fsl_sage.experiment import run
@@ -420,6 +421,8 @@ def test_algorithms_whose_clients_wait_are_refused(deploy, algorithm):
 def test_what_else_cannot_run_is_refused(deploy):
     with pytest.raises(InputError, match="batch-norm local cannot run on Flower"):
         deploy(model={"batch_norm": "local"})
+    with pytest.raises(InputError, match="e2e cannot run on Flower, whose sites hold images"):
+        load_server_data(from_dict({"data": {"name": "e2e"}}))
 
 
 def test_the_agreement_survives_its_file_exactly(deploy, tmp_path):

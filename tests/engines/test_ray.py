@@ -27,6 +27,7 @@ from fsl_sage.records.run_directory import RunDirectory
 from tests.conftest import merge
 from tests.engines.faulty import KillsEveryWorker, KillsItsWorker, KillsServer, Raises
 from tests.test_experiment import assert_same_run, interrupt_after
+from tests.texts import save_all
 
 pytestmark = pytest.mark.slow
 
@@ -115,6 +116,12 @@ def test_bits_are_those_of_the_local_engine(small, on_ray, assert_like_local, al
 def test_other_settings_too(small, on_ray, assert_like_local, changes):
     directory = on_ray(small(engine="ray", **changes)).directory
     assert_like_local(directory, **changes)
+
+
+def test_language_models_too(tiny, on_ray, tmp_path):
+    pytest.importorskip("peft")
+    options = merge(save_all(tmp_path), {"algorithm": "fsl-sage", "rounds": 2, "clients": 3})
+    assert_same_run(on_ray(tiny(engine="ray", **options)).directory, run(tiny(**options)).directory)
 
 
 def test_a_run_may_go_on_upon_the_other_engine(small, crew, assert_like_local, monkeypatch):

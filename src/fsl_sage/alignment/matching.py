@@ -47,6 +47,8 @@ def _align(
         loss = matching_loss(auxiliary, data[index], targets[index], scale, passes)
         for parameter, gradient in zip(parameters, _gradients(loss, parameters), strict=True):
             parameter.grad = gradient
+        if config.clip is not None:
+            nn.utils.clip_grad_norm_(parameters, config.clip)
         optimizer.step()
         losses.append(loss.detach())
     for parameter in parameters:

@@ -1,6 +1,7 @@
 """What every process that trains sets once."""
 
 import ctypes
+import os
 import sys
 
 import torch
@@ -11,9 +12,20 @@ _LARGEST_FROM_THE_HEAP = 32 * 2**20
 
 
 def prepare_process(threads: int) -> None:
-    """Give torch so many threads, and keep freed memory for the next step."""
+    """Give torch so many threads, keep freed memory for the next step, and take large tensors from huge pages."""
     torch.set_num_threads(threads)
     keep_freed_memory()
+    prefer_huge_pages()
+
+
+def prefer_huge_pages() -> None:
+    """Let torch ask for pages of 2 MiB for large tensors, where the kernel gives them on demand.
+
+    glibc gives tensors above 32 MiB back whatever it is told, such as a language model's logits, and the kernel zeroes
+    pages of 4 KiB one by one. torch reads the variable when it allocates its first tensor on the CPU: later than that
+    this changes nothing.
+    """
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
 def keep_freed_memory() -> None:

@@ -129,6 +129,22 @@ def add_adapters(model: Any, lora: LoRAConfig, name: str) -> nn.Module:
     return made
 
 
+def draw_adapters(model: nn.Module) -> dict[str, Tensor]:
+    """First weights for the adapters of a model on the meta device, drawn as `add_adapters` draws them."""
+    from peft.tuners.lora import LoraLayer
+
+    drawn: dict[str, Tensor] = {}
+    for prefix, module in model.named_modules():
+        if isinstance(module, LoraLayer):
+            layer: Any = module
+            pair = {"lora_A": layer.lora_A[ADAPTER], "lora_B": layer.lora_B[ADAPTER]}
+            for linear in pair.values():
+                linear.to_empty(device="cpu").reset_parameters()  # peft makes two Linears, which draws, and draws anew
+            layer.reset_lora_parameters(ADAPTER, True)
+            drawn |= {f"{prefix}.{name}.{ADAPTER}.weight": linear.weight.detach() for name, linear in pair.items()}
+    return drawn
+
+
 def lora_config(model: Any, lora: LoRAConfig) -> Any:
     """The same as peft's own configuration. The targets that are not given are peft's own choice for the model."""
     from peft import LoraConfig

@@ -1,0 +1,93 @@
+"""One side of a language model: its own weights from the model's files, and nothing of the other side's.
+
+The model is built and cut on the meta device, where nothing is allocated. Then only the tensors of the wanted parts are
+read; the files need not even have the others. What comes out has the bits that a run starts from.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from fsl_sage.config import Config
+from fsl_sage.data import TextSizes
+from fsl_sage.engines.setup import META, build_model, build_parts
+from fsl_sage.errors import InputError
+from fsl_sage.models.language import draw_adapters, model_path
+from fsl_sage.seeding import derive
+from fsl_sage.split.skeleton import holder_and_attribute, named_tensors, set_tensor
+
+
+def load_side(config: Config, parts: Sequence[str]) -> dict[str, nn.Module]:
+    """Parts of the language model `--model.name hf:PATH`, cut as a run with this configuration cuts it.
+
+    Args:
+        config: What a run is given; of its data only the sequence length counts.
+        parts: "client" and "auxiliary" are what a client of FSL-SAGE or CSE-FSL holds, "server" is the S-server's.
+    """
+    path = model_path(config.model.name)
+    if path is None or not any(path.glob("*.safetensors")):
+        raise InputError(f"--model.name {config.model.name} has no weights to read: give hf:PATH, a directory of them.")
+    sizes = TextSizes(1, 1, config.data.sequence_length)
+    whole = build_model(config, sizes, META)
+    made = build_parts(config, sizes, META)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive(config.seed, "model"))
+        adapters = draw_adapters(whole)
+    files = _Files(path, whole)
+    for part in parts:
+        for name, tensor in named_tensors(made[part]).items():
+            set_tensor(made[part], name, _filled(whole, name, tensor, adapters, files))
+    return {part: made[part] for part in parts}
+
+
+def _filled(whole: nn.Module, name: str, empty: Tensor, adapters: Mapping[str, Tensor], files: "_Files") -> Tensor:
+    if not isinstance(empty, nn.Parameter):
+        return _computed(whole, name)
+    values = adapters[name] if name in adapters else files.read(name)
+    # What is trained is a part's own; frozen weights, of which two parts may hold the same, are shared.
+    return nn.Parameter(values.clone() if empty.requires_grad else values, empty.requires_grad)
+
+
+def _computed(whole: nn.Module, name: str) -> Tensor:
+    """A buffer that no file has, such as the frequencies of rotary embeddings: made as the model makes it."""
+    holder, attribute = holder_and_attribute(whole, name)
+    kind: Any = type(holder)
+    try:
+        found: Tensor = getattr(kind(config=whole.config), attribute)
+    except (TypeError, AttributeError):
+        raise InputError(f"{name} of a {type(whole).__name__} cannot be made without the whole model.") from None
+    return found
+
+
+class _Files:
+    """The tensors of a model's directory, read one at a time, each once."""
+
+    def __init__(self, path: Path, whole: Any) -> None:
+        self._path = path
+        self._prefix = f"{whole.base_model_prefix}."
+        self._tied: Mapping[str, str] = whole.all_tied_weights_keys
+        self._file_of: dict[str, Path] = {}
+        for file in sorted(path.glob("*.safetensors")):
+            with safe_open(file, "pt") as content:
+                self._file_of |= dict.fromkeys(content.keys(), file)
+        self._read: dict[str, Tensor] = {}
+
+    def read(self, name: str) -> Tensor:
+        """A weight under the name it has in the model with adapters."""
+        key = self._key(name.replace(".base_layer.", "."))
+        if key not in self._read:
+            with safe_open(self._file_of[key], "pt") as content:
+                self._read[key] = content.get_tensor(key).float()
+        return self._read[key]
+
+    def _key(self, name: str) -> str:
+        """Files may leave out the prefix that the form with a head gives to the rest, and have tied weights once."""
+        for key in (name, self._tied.get(name, name)):
+            for candidate in (key, key.removeprefix(self._prefix)):
+                if candidate in self._file_of:
+                    return candidate
+        raise InputError(f"{self._path} does not have {name}.")
