@@ -17,8 +17,8 @@ from rich.table import Table
 from fsl_sage.data import Meaning, all_meanings, encode_prompts
 from fsl_sage.errors import InputError
 from fsl_sage.records.files import write_bytes, write_json
+from fsl_sage.report.trained import Trained, load_trained
 from fsl_sage.text import SCORES, Decoding, Scores, generate, score
-from fsl_sage.trained import Trained, load_trained
 
 SHOWN = 5
 """Samples that are shown unless a number is given."""

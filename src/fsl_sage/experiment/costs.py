@@ -1,0 +1,107 @@
+"""What a round, a run and the parts of a model cost, known without training."""
+
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from fsl_sage.algorithms import ALGORITHMS
+from fsl_sage.alignment.passes import Smash
+from fsl_sage.config import Config
+from fsl_sage.engines.dry import DryEngine, Shapes
+from fsl_sage.engines.setup import make_dry_setup
+from fsl_sage.experiment.federation import Federation, draw_cohort
+from fsl_sage.models import mask_buffers
+from fsl_sage.wire.ledger import BEFORE, GIB, Ledger, totals
+
+
+def cost(config: Config) -> dict[str, dict[str, Any]]:
+    """For every algorithm the bytes of a round by kind and direction, without training.
+
+    The round is one whose cohort was there the round before, too. `bytes_paper_aligning` and its like are those of a
+    round of FSL-SAGE that aligns; `bytes_first_download` comes once, before round 0.
+    """
+    u_shape = len(config.model.cuts) == 2
+    possible = [name for name, algorithm in ALGORITHMS.items() if algorithm.takes_two_cuts or not u_shape]
+    smashed: dict[Shapes, Smash] = {}
+    return {name: _cost(_as_algorithm(config, name), smashed) for name in possible}
+
+
+def _as_algorithm(config: Config, name: str) -> Config:
+    # Round 0 aligns, round 1 does not, and both are without a warm start.
+    return replace(config, algorithm=name, rounds=2, align_every=2, align_until=2, warm_start=False)
+
+
+def _cost(config: Config, smashed: dict[Shapes, Smash]) -> dict[str, Any]:
+    setup = make_dry_setup(config)
+    federation = Federation(setup, DryEngine(setup, smashed))
+    cohort = draw_cohort(config, 0)
+    aligned, whole = [], []
+    for t in range(2):
+        before = federation.ledger.whole_models
+        aligned.append(federation.play_round(t, cohort)["aligned"])
+        whole.append(federation.ledger.whole_models - before)
+    tables = [federation.ledger.by_kind(t) for t in range(2)]
+    total, paper = totals(tables[1])
+    result: dict[str, Any] = {"bytes_paper": paper, "bytes_total": total, "bytes_whole_models": whole[1]}
+    result["by_kind"] = tables[1]
+    if aligned[0]:
+        total, paper = totals(tables[0])
+        result |= {
+            "bytes_paper_aligning": paper,
+            "bytes_total_aligning": total,
+            "bytes_whole_models_aligning": whole[0],
+        }
+        result["by_kind_aligning"] = tables[0]
+    result["bytes_first_download"] = totals(federation.ledger.by_kind(BEFORE))[0]
+    return {**result, "is_upper_bound": setup.settings.task.sizes_are_bounds}
+
+
+def part_sizes(config: Config) -> dict[str, dict[str, int]]:
+    """For each part of the model its parameters and buffers, how many of them are trained, and how many the paper has.
+
+    `in_paper` differs for GPT-2 alone, whose older code held a causal mask in every block as a buffer.
+    """
+    modules = make_dry_setup(_as_algorithm(config, config.algorithm)).modules
+    return {part: _part_size(module) for part, module in modules.items()}
+
+
+def _part_size(module: nn.Module) -> dict[str, int]:
+    tensors = {id(x): x for x in module.state_dict(keep_vars=True).values()}.values()
+    count = sum(x.numel() for x in tensors)
+    trained = sum(x.numel() for x in tensors if x.requires_grad)
+    return {"parameters_and_buffers": count, "trained": trained, "in_paper": count + mask_buffers(module)}
+
+
+def run_cost(config: Config) -> dict[str, int]:
+    """Rounds and bytes of a whole run, without training: exact, unless a target or a time limit ends it earlier."""
+    setup = make_dry_setup(config)
+    federation = Federation(setup, DryEngine(setup))
+    whole = len(draw_cohort(config, 0)) == config.clients
+    alike = whole and (not setup.settings.task.sizes_vary or setup.settings.task.sizes_are_bounds)
+    known: dict[Any, tuple[int, int, int]] = {}
+    total = paper = models = rounds = 0
+    while rounds < config.rounds and (config.budget_gib is None or paper < config.budget_gib * GIB):
+        # Rounds of all clients cost the same where the same parts and messages travel, so one of a sort is played.
+        sort = _sort_of_round(federation, rounds) if alike and rounds else None
+        if sort is None or sort not in known:
+            before = _sums(federation.ledger)
+            federation.play_round(rounds, draw_cohort(config, rounds))
+            after = _sums(federation.ledger)
+            known[sort] = after[0] - before[0], after[1] - before[1], after[2] - before[2]
+        moved = known[sort]
+        total, paper, models = total + moved[0], paper + moved[1], models + moved[2]
+        rounds += 1
+    bound = setup.settings.task.sizes_are_bounds
+    sums = {"bytes_total": total, "bytes_paper": paper, "bytes_whole_models": models}
+    return {"rounds": rounds, **sums, "is_upper_bound": bound}
+
+
+def _sums(ledger: Ledger) -> tuple[int, int, int]:
+    return ledger.total, ledger.paper, ledger.whole_models
+
+
+def _sort_of_round(federation: Federation, t: int) -> tuple[Any, ...]:
+    messages = federation.engine.end_of_round(t)
+    sizes = tuple((client, tuple(message.sizes().items())) for client, message in messages)
+    return federation.setup.algorithm.averaged_in(t), sizes

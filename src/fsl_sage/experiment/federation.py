@@ -1,0 +1,182 @@
+"""The roles of a run together, and a round of theirs."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from fsl_sage.alignment.fidelity import Fidelity
+from fsl_sage.config import Config
+from fsl_sage.engines.base import Delivery, Engine, Setup
+from fsl_sage.errors import TrainingError
+from fsl_sage.roles.averaging import average
+from fsl_sage.roles.client import below
+from fsl_sage.roles.f_server import FServer, Update
+from fsl_sage.roles.replica import frozen_bytes
+from fsl_sage.roles.work import Parts
+from fsl_sage.seeding import numpy_generator
+from fsl_sage.wire.ledger import Ledger
+from fsl_sage.wire.message import Tensors, nbytes
+from fsl_sage.wire.post import Post
+
+
+class Federation:
+    """The F-server, the post and an engine with clients and S-server: all that a round needs."""
+
+    def __init__(self, setup: Setup, engine: Engine) -> None:
+        self.setup = setup
+        self.engine = engine
+        self.ledger = Ledger(self._frozen_by_kind())
+        self.post = Post(self.ledger, setup.settings.config.clients)
+        self.f_server = FServer(
+            {part: setup.settings.travelling(part, setup.initial[part]) for part in setup.algorithm.averaged},
+            setup.client_weights,
+        )
+
+    def play_round(self, t: int, cohort: Sequence[int]) -> dict[str, Any]:
+        """One round of these clients, in the order that the docs give; returns its metrics."""
+        updates: list[Update] = []
+        for group in self.setup.algorithm.groups(cohort):
+            # 1.-3. Clients get what they lack, take their local steps; the S-server learns from what they upload.
+            trained = self._train(t, group)
+            # 4. The F-server averages.
+            self._average(t, trained)
+            updates += trained
+        present = {update.client for update in updates}
+        losses = _losses(updates, self.engine.server_loss(), t)
+        # 5. The S-server aligns, if it is time to.
+        before = self.engine.fidelity()
+        messages = self.engine.end_of_round(t)
+        for client, message in messages:
+            self.post.send(t, client, message, present=client in present)
+        after = self.engine.fidelity() if messages else None
+        members = {"cohort": len(cohort), "missing": sorted(set(cohort) - present)}
+        fidelities = _fidelities(before, after)
+        return {**members, **self.engine.remarks(), **losses, **fidelities, "aligned": bool(messages)}
+
+    def _train(self, t: int, group: Sequence[int]) -> list[Update]:
+        held = self._sizes(self.setup.algorithm.holds, whole=True)
+        self.post.welcome(t, group, held, self._sizes(self.setup.algorithm.averaged))
+        mail = {client: self.post.waiting[client] for client in group if client in self.post.waiting}
+        updates = self.engine.train(t, group, Delivery(self.f_server.weights, mail), self.ledger)
+        if not updates:
+            raise TrainingError(f"No client came to the end of round {t}; the last checkpoint is kept.")
+        for client in set(group) - {update.client for update in updates}:
+            self.post.lost(client)
+        for update in updates:
+            self.post.arrived(update.client)
+            for kind in dict.fromkeys(map(self.setup.algorithm.kind, update.parts)):
+                parts = (x for part, x in update.parts.items() if self.setup.algorithm.kind(part) == kind)
+                self.ledger.bill(t, update.client, "up", kind, sum(map(nbytes, parts)))
+        return updates
+
+    def _average(self, t: int, updates: list[Update]) -> None:
+        averaged = self.setup.algorithm.aggregate(self.f_server, updates)
+        self.f_server.weights |= averaged
+        if "auxiliary" in averaged:
+            self.engine.share_auxiliary(averaged["auxiliary"])
+        self.post.broadcast(t, [update.client for update in updates], self._sizes(tuple(averaged)))
+
+    def _sizes(self, parts: tuple[str, ...], *, whole: bool = False) -> dict[str, int]:
+        """Bytes by kind of these parts as they travel; `whole`: with what later stays local, and frozen weights."""
+        sizes: dict[str, int] = {}
+        for place, part in enumerate(parts):
+            tensors = self.setup.initial[part]
+            kind = self.setup.algorithm.kind(part)
+            size = nbytes(tensors if whole else self.setup.settings.travelling(part, tensors))
+            if whole:  # what a part shares with one before it is not sent twice
+                size += self._frozen(parts[: place + 1]) - self._frozen(parts[:place])
+            sizes[kind] = sizes.get(kind, 0) + size
+        return sizes
+
+    def _frozen(self, parts: Iterable[str]) -> int:
+        return frozen_bytes(self.setup.modules[part] for part in parts)
+
+    def _frozen_by_kind(self) -> dict[str, int]:
+        """Bytes of frozen weights in what travels under each kind, by the convention that bills whole models."""
+        algorithm = self.setup.algorithm
+        parts = [part for part in self.setup.modules if part in {*algorithm.averaged, *algorithm.holds}]
+        kinds = {algorithm.kind(part) for part in parts}
+        return {kind: self._frozen(part for part in parts if algorithm.kind(part) == kind) for kind in kinds}
+
+    def weights(self) -> dict[str, Tensors]:
+        """The global model by part; what clients keep local is not in it."""
+        parts = dict(self.f_server.weights)
+        server = self.engine.server_weights()
+        if server is not None:
+            parts["server"] = server
+        return parts
+
+    def evaluate(self) -> dict[str, float]:
+        """Metrics of the merged model; where statistics stay local, their mean over the clients each with its own."""
+        weights = self.weights()
+        if not self.setup.settings.stays_local:
+            return self.engine.evaluate(weights)
+        scores = [self.engine.evaluate(_overlay(weights, own)) for own in self.engine.local_tensors()]
+        return {name: sum(score[name] for score in scores) / len(scores) for name in scores[0]}
+
+    def merged(self) -> Tensors:
+        """The ordinary unsplit model's state; statistics that stay local are represented by their average."""
+        weights = self.weights()
+        if self.setup.settings.stays_local:
+            local = self.engine.local_tensors()
+            for part in local[0]:
+                weights[part] = {**weights[part], **average([own[part] for own in local], [1.0] * len(local))}
+        parts = [weights[part] for part in ("client", "server", "head") if part in weights]
+        return {name: tensor for part in parts for name, tensor in part.items()}
+
+    def checkpoint(self, rounds: int) -> tuple[Tensors, dict[str, Any]]:
+        """All that the next round depends on."""
+        waiting, post = self.post.state()
+        states = {"f_server": self.f_server.state(), "post": waiting, "engine": self.engine.state()}
+        tensors = {f"{name}/{path}": x for name, state in states.items() for path, x in state.items()}
+        return tensors, {"rounds": rounds, "post": post}
+
+    def load_checkpoint(self, tensors: Tensors, values: dict[str, Any]) -> int:
+        """Take up where `checkpoint` left; returns the number of rounds that are done."""
+        device = self.setup.settings.device
+        tensors = {path: tensor.to(device) for path, tensor in tensors.items()}
+        self.f_server.load_state(below("f_server/", tensors))
+        self.post.load_state(below("post/", tensors), values["post"])
+        self.engine.load_state(below("engine/", tensors))
+        return int(values["rounds"])
+
+
+def _overlay(weights: Parts, own: Parts) -> dict[str, Tensors]:
+    return {part: {**tensors, **own.get(part, {})} for part, tensors in weights.items()}
+
+
+def draw_cohort(config: Config, t: int) -> list[int]:
+    """The clients that take part in round t: all of them, or a fraction drawn at random."""
+    size = max(1, round(config.cohort * config.clients))
+    if size == config.clients:
+        return list(range(config.clients))
+    drawn = numpy_generator(config.seed, "cohort", round=t).choice(config.clients, size, replace=False)
+    return sorted(int(client) for client in drawn)
+
+
+def _losses(updates: Sequence[Update], server_loss: float | None, t: int) -> dict[str, float | None]:
+    """Training losses of the round: of the true model (S-server's, or FedAvg's clients'), and of the auxiliaries."""
+    for update in updates:
+        for loss in update.losses.values():
+            if not np.isfinite(loss):
+                raise TrainingError(f"The loss of client {update.client} became {loss} in round {t}. {_REMEDY}")
+    if server_loss is not None and not np.isfinite(server_loss):
+        raise TrainingError(f"The loss of the S-server became {server_loss} in round {t}. {_REMEDY}")
+    clients = [update.losses["client_loss"] for update in updates if "client_loss" in update.losses]
+    client_loss = sum(clients) / len(clients) if clients else None
+    if server_loss is None:
+        return {"train_loss": client_loss, "auxiliary_loss": None}
+    return {"train_loss": server_loss, "auxiliary_loss": client_loss}
+
+
+_REMEDY = "A lower --optimizer.lr usually helps; the last checkpoint is kept."
+
+
+def _fidelities(before: Fidelity | None, after: Fidelity | None) -> dict[str, float | None]:
+    return {
+        "fidelity_cosine": before.cosine if before else None,
+        "fidelity_nmse": before.nmse if before else None,
+        "fidelity_cosine_aligned": after.cosine if after else None,
+        "fidelity_nmse_aligned": after.nmse if after else None,
+    }
