@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 RAW = ("config.json", "metrics.jsonl", "ledger.csv", "result.json", "classes.csv")
+OF_TEXTS = ("samples.jsonl", "scores.json")
 REPORT = ("report/figures", "report/tables")
 
 
@@ -14,11 +15,18 @@ def collect(runs: Path, results: Path) -> int:
     for file in finished:
         target = results / file.parent.name
         target.mkdir(parents=True, exist_ok=True)
-        for name in RAW:
-            shutil.copy2(file.parent / name, target / name)
+        for name in (*RAW, *OF_TEXTS):
+            if name in RAW or (file.parent / name).exists():
+                shutil.copy2(file.parent / name, target / name)
+        _hide_paths(target / "config.json")
     for name in REPORT:
         shutil.copytree(runs / name, results / name, dirs_exist_ok=True)
     return len(finished)
+
+
+def _hide_paths(file: Path) -> None:
+    """Paths of this machine, relative to the working directory."""
+    file.write_text(file.read_text().replace(str(Path.cwd().parent), ".."))
 
 
 if __name__ == "__main__":

@@ -11,13 +11,13 @@ import pytest
 pytest.importorskip("ray")
 
 import ray
-from ray.cluster_utils import Cluster
 
 from fsl_sage.engines.ray import RayEngine
 from fsl_sage.engines.setup import make_setup
 from fsl_sage.errors import InputError
 from fsl_sage.experiment import Federation, play, run
 from fsl_sage.records.run_directory import RunDirectory
+from tests.ray_nodes import two_nodes
 from tests.test_experiment import assert_same_run
 
 pytestmark = pytest.mark.slow
@@ -25,13 +25,8 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def address():
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
-    nodes.add_node(num_cpus=2)
-    nodes.wait_for_nodes()
-    yield nodes.address
-    ray.shutdown()
-    nodes.shutdown()
+    with two_nodes(cpus=2) as address:
+        yield address
 
 
 def where(workbench, settings, shared, item):

@@ -11,7 +11,6 @@ from rich.console import Console
 pytest.importorskip("ray")
 
 import ray
-from ray.cluster_utils import Cluster
 
 from fsl_sage.config import Config, load_preset
 from fsl_sage.errors import InputError
@@ -21,19 +20,15 @@ from fsl_sage.report.compare import machines, prepare, run_grid
 from fsl_sage.report.grid import Grid, plan_runs
 from fsl_sage.report.on_ray import Seat, read_files, write_files
 from fsl_sage.report.progress import Progress
+from tests.ray_nodes import two_nodes
 from tests.report.test_compare import PRESET
 from tests.test_experiment import assert_same_run
 
 
 @pytest.fixture(scope="module")
 def address():
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    nodes.add_node(num_cpus=1)
-    nodes.wait_for_nodes()
-    yield nodes.address
-    ray.shutdown()
-    nodes.shutdown()
+    with two_nodes(cpus=1) as address:
+        yield address
 
 
 @pytest.mark.slow
