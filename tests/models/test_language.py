@@ -88,6 +88,26 @@ def test_more_padding_changes_neither_loss_nor_cut_gradients(made: Callable[...,
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_only_positions_that_count_are_decoded(tmp_path: Path, family: str) -> None:
+    task = LanguageModelling(None, CPU, longest=64)
+    parts = small_parts(tmp_path, family)
+    z = parts["client"](input_ids=torch.randint(0, 40, (2, 9))).tensors[0].detach()
+    mask = torch.rand(2, 9) < 0.4
+    target = {"labels": torch.randint(0, 40, (2, 9), dtype=torch.int32), "mask": mask}
+    for part in ("server", "auxiliary"):
+        losses, found = [], []
+        for output in (lambda head, z: head(z), lambda head, z: task.output(head, [z], target)):
+            leaf = z.clone().requires_grad_()
+            logits = output(parts[part], leaf).logits
+            losses.append(task.loss(logits, target))
+            found.append(torch.autograd.grad(losses[-1], leaf)[0])
+        assert logits.shape == (int(mask.sum()), 40)
+        torch.testing.assert_close(losses[1], losses[0])
+        torch.testing.assert_close(found[1], found[0], atol=1e-6, rtol=1e-5)
+        assert parts[part](z).logits.shape == (2, 9, 40), "afterwards all positions are decoded again"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_all_blocks_of_the_server_run(tmp_path: Path, family: str) -> None:
     parts = small_parts(tmp_path, family)
     z = parts["client"](input_ids=torch.zeros(2, 9, dtype=torch.int64)).tensors

@@ -36,7 +36,7 @@ class Passes:
         leaves = _leaves(z) if cut_gradient else list(z)
         head.train()
         with self.autocast():
-            loss = self.task.loss(head(*leaves), target)
+            loss = self.task.loss(self.task.output(head, leaves, target), target)
         loss.backward()  # type: ignore[no-untyped-call]
         return tuple(leaf.grad for leaf in leaves if leaf.grad is not None), loss.detach()
 
@@ -50,7 +50,7 @@ class Passes:
         leaves = _leaves(z)
         with batch_statistics(head):
             with self.autocast():
-                loss = self.task.loss(head(*leaves), target)
+                loss = self.task.loss(self.task.output(head, leaves, target), target)
             inputs = [leaf for leaf in leaves if leaf.requires_grad]
             gradients = torch.autograd.grad(loss, inputs, create_graph=create_graph)
         return gradients, loss.detach()

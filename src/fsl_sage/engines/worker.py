@@ -95,7 +95,7 @@ def _score(workbench: Workbench, settings: Settings, parts: Parts, index: int) -
     batch = settings.task.test_batch(index)
     with settings.passes.autocast():
         z = client(**batch.inputs) if isinstance(batch.inputs, Mapping) else client(batch.inputs)
-        output = Chain(*others)(*boundary(z))
+        output = settings.task.output(Chain(*others), boundary(z), batch.target)
     return settings.task.score(output, batch.target)
 
 

@@ -6,12 +6,12 @@ the end of it, in smashed data and target, must change no loss: so alignment may
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,10 @@ class Task(ABC):
     @abstractmethod
     def test_batch(self, index: int) -> Batch:
         """One batch of the test set."""
+
+    def output(self, head: nn.Module, z: Sequence[Tensor], target: Mapping[str, Tensor]) -> Any:
+        """What stands behind the cut, run for `loss` or `score`. A task may leave out what they will not look at."""
+        return head(*z)
 
     @abstractmethod
     def loss(self, output: Any, target: Mapping[str, Tensor]) -> Tensor:

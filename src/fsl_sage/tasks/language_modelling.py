@@ -1,16 +1,19 @@
 """Causal language modelling: a batch is texts, the loss is the cross entropy of the tokens that are to be learnt."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fsl_sage.data import TextData
 from fsl_sage.tasks.base import Batch, Task
 
+DECODERS = ("lm_head", "embed_out")
+"""What models of transformers call the layer that makes logits of hidden states."""
 TEST_BATCH = 16  # fixed, so that the test loss has the same bits whatever the number of workers
 
 
@@ -54,6 +57,11 @@ class LanguageModelling(Task):
         chosen = self._test_order[index * TEST_BATCH : (index + 1) * TEST_BATCH]
         return self._batch(*self.data.test.rows(chosen, self.longest))
 
+    def output(self, head: nn.Module, z: Sequence[Tensor], target: Mapping[str, Tensor]) -> Any:
+        """Logits [n, vocabulary] of the positions that count alone: the decoder is most of an auxiliary's work."""
+        with _decoded_where(head, target["mask"]):
+            return head(*z)
+
     def loss(self, output: Any, target: Mapping[str, Tensor]) -> Tensor:
         """Mean cross entropy with label smoothing over the positions that count."""
         logits, labels = _learnt(output, target)
@@ -91,9 +99,27 @@ class LanguageModelling(Task):
         return self._batch(*(torch.empty(shape, dtype=kind, device="meta") for kind in kinds))
 
 
+@contextmanager
+def _decoded_where(head: nn.Module, mask: Tensor) -> Iterator[None]:
+    """Within it the decoder gets the hidden states [n, width] where the mask is true, in place of [B, L, width]."""
+
+    def pick(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        hidden, *rest = args
+        return (hidden[mask] if hidden.shape[:-1] == mask.shape else hidden, *rest)
+
+    decoders = [module for name, module in head.named_modules() if name.rpartition(".")[2] in DECODERS]
+    hooks = [decoder.register_forward_pre_hook(pick) for decoder in decoders if not mask.is_meta]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 def _learnt(output: Any, target: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Of the positions that count, n of all B x L: the logits [n, vocabulary], float32, and the labels [n]."""
     logits: Tensor = getattr(output, "logits", output)
     mask = target["mask"]
-    logits = logits[mask]
+    if logits.dim() > 2:  # all positions were decoded
+        logits = logits[mask]
     return logits if logits.dtype == torch.float64 else logits.float(), target["labels"][mask].long()
