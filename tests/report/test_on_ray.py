@@ -4,6 +4,7 @@ import io
 import os
 import signal
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -11,14 +12,16 @@ from rich.console import Console
 pytest.importorskip("ray")
 
 import ray
+from ray.exceptions import RayActorError
 
 from fsl_sage.config import Config, load_preset
 from fsl_sage.errors import InputError
 from fsl_sage.experiment import run
+from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.report import on_ray
 from fsl_sage.report.compare import machines, prepare, run_grid
 from fsl_sage.report.grid import Grid, plan_runs
-from fsl_sage.report.on_ray import Seat, read_files, write_files
+from fsl_sage.report.on_ray import RemoteRun, Seat, read_files, write_files
 from fsl_sage.report.progress import Progress
 from tests.ray_nodes import two_nodes
 from tests.report.test_compare import PRESET
@@ -35,7 +38,7 @@ def address():
 def test_runs_over_two_nodes_one_of_which_dies(tmp_path, address):
     preset = tmp_path / "preset.toml"
     preset.write_text(PRESET)
-    config = replace(load_preset(preset), rounds=4, engine="ray", ray_address=address)
+    config = replace(load_preset(preset), rounds=20, engine="ray", ray_address=address)
     plain = replace(config, engine="local", ray_address=None)
     jobs = prepare(plan_runs(plain, Grid(algorithms=("cse-fsl",), seeds=(1, 2))), tmp_path / "grid")
     started, nodes, killed = [], set(), []
@@ -68,6 +71,22 @@ def test_runs_over_two_nodes_one_of_which_dies(tmp_path, address):
         assert_same_run(job.directory.path, alone)
         names = {file.name for file in job.directory.path.iterdir()}
         assert names == {file.name for file in alone.iterdir()} | {"run.log"}
+
+
+def test_a_run_that_is_lost_after_its_end_is_finished(tiny, monkeypatch):
+    """Its machine went when all had come back but the exit code: to start it again would be an error."""
+    directory = RunDirectory(run(tiny(algorithm="fedavg", rounds=1)).directory)
+
+    class Lost:
+        start = news = leave = SimpleNamespace(remote=lambda *_: "never answered")
+
+    def get(_):
+        raise RayActorError
+
+    monkeypatch.setattr(on_ray.ray, "wait", lambda refs, timeout: (refs, []))
+    monkeypatch.setattr(on_ray.ray, "kill", lambda _: None)
+    monkeypatch.setattr(on_ray.ray, "get", get)
+    assert RemoteRun(SimpleNamespace(remote=Lost), directory, 1).poll() == 0
 
 
 def where(self):

@@ -97,7 +97,9 @@ class RemoteRun:
                 write_files(self._directory, files)
                 self._news = self._seat.news.remote()
             except RayActorError:
-                if self._tries == TRIES:
+                if RunDirectory(self._directory).finished():  # all had come back but the exit code
+                    self.returncode = 0
+                elif self._tries == TRIES:
                     self.returncode = 1
                     write_files(self._directory, {"run.log": f"Its machine was lost {TRIES} times.\n".encode()})
                 else:
