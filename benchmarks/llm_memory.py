@@ -31,7 +31,7 @@ from fsl_sage.alignment.matching import matching_loss
 from fsl_sage.alignment.passes import Passes
 from fsl_sage.config import Config, DataConfig, LoRAConfig, ModelConfig
 from fsl_sage.engines.one_side import load_side
-from fsl_sage.models import make_language_model
+from fsl_sage.models import make_base_model, make_language_model
 from fsl_sage.split import twice_differentiable_attention
 from fsl_sage.tasks import LanguageModelling
 
@@ -54,8 +54,9 @@ class Measured:
 
 def write_model(directory: Path) -> None:
     """GPT-2 medium with random weights as files, 1.4 GB."""
-    from fsl_sage.models import make_base_model
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     make_base_model("hf:gpt2-medium").save_pretrained(directory)
 
 

@@ -59,6 +59,11 @@ def test_a_client_needs_no_file_of_the_servers_blocks(tmp_path: Path) -> None:
 _TIED = (("client", "model.embed_tokens.weight"), ("auxiliary", "lm_head.weight"))
 
 
+def test_a_part_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no part 'clients': give some of client, server, auxiliary"):
+        load_side(from_dict(options_for(tmp_path, "gpt2")), ["clients"])
+
+
 def test_without_weights_there_is_nothing_to_read() -> None:
     with pytest.raises(InputError, match="hf:gpt2 has no weights to read"):
         load_side(from_dict({"data": {"name": "e2e"}, "model": {"name": "hf:gpt2"}}), ["client"])

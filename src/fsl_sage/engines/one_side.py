@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fsl_sage.config import Config
 from fsl_sage.data import TextSizes
-from fsl_sage.engines.setup import META, build_model, build_parts
+from fsl_sage.engines.setup import META, build_model, cut_model
 from fsl_sage.errors import InputError
 from fsl_sage.models.language import draw_adapters, model_path
 from fsl_sage.seeding import derive
@@ -33,7 +33,9 @@ def load_side(config: Config, parts: Sequence[str]) -> dict[str, nn.Module]:
         raise InputError(f"--model.name {config.model.name} has no weights to read: give hf:PATH, a directory of them.")
     sizes = TextSizes(1, 1, config.data.sequence_length)
     whole = build_model(config, sizes, META)
-    made = build_parts(config, sizes, META)
+    made = cut_model(config, whole, sizes, META)
+    if unknown := sorted(set(parts) - set(made)):
+        raise InputError(f"There is no part {unknown[0]!r}: give some of {', '.join(made)}.")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(config.seed, "model"))
         adapters = draw_adapters(whole)

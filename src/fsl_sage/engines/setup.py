@@ -243,7 +243,11 @@ def build_model(config: Config, sizes: AnySizes, device: torch.device) -> nn.Mod
 
 def build_parts(config: Config, sizes: AnySizes, device: torch.device) -> dict[str, nn.Module]:
     """The model, cut in two, and the auxiliary."""
-    model = build_model(config, sizes, device)
+    return cut_model(config, build_model(config, sizes, device), sizes, device)
+
+
+def cut_model(config: Config, model: nn.Module, sizes: AnySizes, device: torch.device) -> dict[str, nn.Module]:
+    """The parts of a model that is built; they hold its tensors."""
     example = sizes.example(2, META if device == META else "cpu")
     split = split_model(model, _cut(config, model, example), example)
     if len(config.model.cuts) == 2:  # a U-shape has no auxiliary: its server does not compute the loss
