@@ -136,7 +136,8 @@ def test_a_finished_run_gives_its_model_back(texts: Tiny) -> None:
 
 
 def test_the_command_shows_what_a_run_writes(texts: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
-    directory = run(texts(algorithm="fedavg", rounds=1)).directory
+    result = run(texts(algorithm="fedavg", rounds=1))
+    directory = result.directory
     few = ["--decoding.beams", "2", "--decoding.max-new-tokens", "4"]
     main(["samples", str(directory), "--count", "2", *few])
     shown = capsys.readouterr().out
@@ -148,7 +149,7 @@ def test_the_command_shows_what_a_run_writes(texts: Tiny, capsys: pytest.Capture
     assert "BLEU" in capsys.readouterr().out
     scores = json.loads((directory / "scores.json").read_text())
     assert scores["meanings"] == 3
-    assert {"before", "after"} <= scores.keys()
+    assert scores["before"]["test_loss"] != scores["after"]["test_loss"] == result.metrics[-1]["test_loss"]
     assert len((directory / "samples.jsonl").read_text().splitlines()) == 3
 
 

@@ -32,6 +32,7 @@ from fsl_sage.report.samples import (
     write_samples,
 )
 from fsl_sage.report.terminal import Display, print_costs, print_summary
+from fsl_sage.report.trained import masked_losses
 from fsl_sage.report.write import ReportOptions, write_report
 
 OUT = Console()
@@ -270,8 +271,9 @@ def samples_command(args: Sequence[str]) -> None:
     print_samples(OUT, samples[:SHOWN] if arguments.options.scores else samples)
     if arguments.options.scores:
         scores = score_samples(samples)
-        write_samples(arguments.directory, samples, scores, arguments.options)
-        print_scores(OUT, scores)
+        losses = masked_losses(arguments.directory)
+        write_samples(arguments.directory, samples, scores, losses, arguments.options)
+        print_scores(OUT, scores, losses)
         OUT.print(f"samples.jsonl and scores.json are in {arguments.directory}", highlight=False, soft_wrap=True)
 
 

@@ -24,6 +24,7 @@ from fsl_sage.report.samples import (
 from fsl_sage.text import Decoding
 
 MEANINGS = [Meaning(f"name[{i}]", (f"{i} is a pub", f"a pub is {i}", "a pub", "pub")) for i in range(20)]
+LOSSES = {"before": 2.5, "after": 1.25}
 QUICK = SampleOptions(decoding=Decoding(beams=2, max_new_tokens=6))
 
 
@@ -77,7 +78,7 @@ def test_samples_are_of_the_trained_model_and_those_before_of_the_one_it_started
 
 def test_what_is_written_can_be_read_again(tmp_path):
     samples = [Sample("name[£]", ("£ is a pub", "x"), "£ is a pub", "a pub"), Sample("name[b]", ("b is new",), "b", "")]
-    write_samples(tmp_path, samples, score_samples(samples), QUICK)
+    write_samples(tmp_path, samples, score_samples(samples), LOSSES, QUICK)
     lines = (tmp_path / "samples.jsonl").read_text().splitlines()
     assert json.loads(lines[0]) == {
         "meaning": "name[£]",
@@ -87,6 +88,7 @@ def test_what_is_written_can_be_read_again(tmp_path):
     }
     scores = json.loads((tmp_path / "scores.json").read_text())
     assert (scores["split"], scores["meanings"], scores["decoding"]["beams"]) == ("test", 2, 2)
+    assert (scores["before"]["test_loss"], scores["after"]["test_loss"]) == (2.5, 1.25)
     assert scores["after"]["rouge_l"] > scores["before"]["rouge_l"] > 0
 
 
@@ -94,8 +96,19 @@ def test_what_is_shown():
     samples = [Sample("name[A], near[B]", ("one", "two", "three", "four"), "[A] is near B", "")]
     console = Console(record=True, width=100)
     print_samples(console, samples)
-    print_scores(console, score_samples(samples))
+    print_scores(console, score_samples(samples), LOSSES)
     shown = console.export_text()
-    for text in ("name[A], near[B]", "one", "three", "and 1 more", "[A] is near B", "(nothing)", "BLEU", "CIDEr"):
+    for text in (
+        "name[A], near[B]",
+        "one",
+        "three",
+        "and 1 more",
+        "[A] is near B",
+        "(nothing)",
+        "BLEU",
+        "CIDEr",
+        "1.250",
+        "12.18",
+    ):
         assert text in shown
     assert "four" not in shown

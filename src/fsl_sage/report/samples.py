@@ -1,6 +1,7 @@
 """What a fine-tuned language model writes, beside what it was to say and what people wrote; and how that scores."""
 
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -110,13 +111,18 @@ def score_samples(samples: Sequence[Sample]) -> dict[str, Scores]:
 
 
 def write_samples(
-    directory: Path, samples: Sequence[Sample], scores: dict[str, Scores], options: SampleOptions
+    directory: Path,
+    samples: Sequence[Sample],
+    scores: dict[str, Scores],
+    losses: dict[str, float],
+    options: SampleOptions,
 ) -> None:
-    """samples.jsonl, one object for each meaning representation, and scores.json."""
+    """samples.jsonl, one object for each meaning representation, and scores.json with the loss of all test texts."""
     lines = (json.dumps(asdict(sample), ensure_ascii=False) + "\n" for sample in samples)
     write_bytes(directory / "samples.jsonl", "".join(lines).encode())
     made_by = {"split": options.split, "meanings": len(samples), "decoding": asdict(options.decoding)}
-    write_json(directory / "scores.json", made_by | {when: asdict(found) for when, found in scores.items()})
+    found = {when: {"test_loss": losses[when], **asdict(scores[when])} for when in scores}
+    write_json(directory / "scores.json", made_by | found)
 
 
 # -- in the terminal ---------------------------------------------------------------------------------------------------
@@ -143,15 +149,17 @@ def _shown(text: str) -> str:
     return escape(text) if text else "[dim](nothing)[/]"
 
 
-def print_scores(console: Console, scores: dict[str, Scores]) -> None:
+def print_scores(console: Console, scores: dict[str, Scores], losses: dict[str, float]) -> None:
     """Before and after, and what differs from the usual way of scoring."""
     table = Table(box=SIMPLE_HEAD, header_style="bold")
-    table.add_column("score, higher is better")
+    table.add_column("")
     for when in scores:
         table.add_column(f"{when} training", justify="right")
+    table.add_row("loss of all test texts, lower is better", *(f"{losses[when]:.3f}" for when in scores))
+    table.add_row("perplexity", *(f"{math.exp(losses[when]):.2f}" for when in scores))
     for field_name, title in SCORES.items():
         values = [getattr(found, field_name) for found in scores.values()]
-        table.add_row(title, *("–" if value is None else f"{value:.2f}" for value in values))
+        table.add_row(f"{title}, higher is better", *("–" if value is None else f"{value:.2f}" for value in values))
     console.print(table)
     for note in dict.fromkeys(note for found in scores.values() for note in found.notes):
         console.print(f"[yellow]{escape(note)}.[/]", highlight=False, soft_wrap=True)

@@ -8,7 +8,10 @@ import torch
 
 from fsl_sage.config import Config
 from fsl_sage.data import KNOWN_TEXTS, Meaning, held_out_meanings, load_tokenizer
+from fsl_sage.engines.local import LocalEngine
+from fsl_sage.engines.setup import make_setup
 from fsl_sage.errors import InputError
+from fsl_sage.experiment import Federation
 from fsl_sage.models import make_base_model, tokenizer_path
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.seeding import derive
@@ -45,6 +48,18 @@ def load_trained(directory: Path, *, adapter: bool = True) -> Trained:
         model = PeftModel.from_pretrained(model, str(run.adapter))
     test = held_out_meanings(config.data.dir, config.data.test_images, config.seed)
     return Trained(config, model.eval(), tokenizer, test)
+
+
+def masked_losses(directory: Path) -> dict[str, float]:
+    """The masked loss of a run's test texts before training, and after its last round."""
+    run = RunDirectory(directory)
+    setup = make_setup(run.config())
+    engine = LocalEngine(setup)
+    try:
+        before = Federation(setup, engine).evaluate()
+    finally:
+        engine.close()
+    return {"before": before["test_loss"], "after": run.metrics()[-1]["test_loss"]}
 
 
 def base_model(config: Config) -> Any:
