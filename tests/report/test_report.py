@@ -8,8 +8,9 @@ import pytest
 from PIL import Image
 
 from fsl_sage.errors import InputError
-from fsl_sage.report.figures import draw_figures, save
+from fsl_sage.report.figures import draw_figures
 from fsl_sage.report.load import load_runs
+from fsl_sage.report.panels import save
 from fsl_sage.report.study import make_study
 from fsl_sage.report.write import ReportOptions, write_report
 from tests.report.made_up import made_up_config, write_grid, write_run

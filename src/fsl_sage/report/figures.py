@@ -3,62 +3,27 @@
 import itertools
 import math
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
-from io import BytesIO
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FixedLocator, LogFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
-from fsl_sage.records.files import write_bytes
 from fsl_sage.report.options import HETEROGENEITY, concerns, dirichlet_alpha, heterogeneity
+from fsl_sage.report.panels import LOOK, Drawing, legend_of, line, log_if_needed, pages, plain_numbers
 from fsl_sage.report.study import ACCURACY, COSINE, LOSS, NMSE, Metric, Series, Setting, Study
 from fsl_sage.report.style import bytes_name, option_name, style, value_name
 
-PANELS = 6
-"""Panels of a figure; more settings make more figures."""
 GIB_AXIS = "communication, GiB (the paper's convention)"
-
-_LOOK: Any = {
-    "font.size": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": "#666666",
-    "axes.labelcolor": "#222222",
-    "axes.titlesize": 11,
-    "axes.titleweight": "bold",
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#e4e4e4",
-    "grid.linewidth": 0.8,
-    "xtick.color": "#444444",
-    "ytick.color": "#444444",
-    "legend.frameon": False,
-    "lines.linewidth": 1.8,
-    "pdf.fonttype": 42,
-}
-
-
-class Drawing(NamedTuple):
-    """A figure with its file's name and a caption."""
-
-    name: str
-    caption: str
-    figure: Figure
-
-
-Painter = Callable[[Axes, Any], None]
 
 
 def draw_figures(study: Study, bandwidth: float) -> list[Drawing]:
     """Every figure for which there are data."""
-    with matplotlib.rc_context(_LOOK):
+    with matplotlib.rc_context(LOOK):
         curves = [_curves(study, metric) for metric in (ACCURACY, LOSS) if study.has(metric)]
         fidelity = [_fidelity(study, metric) for metric in (COSINE, NMSE) if study.has(metric)]
         ablations = [_ablation(study, path) for path in study.varying if path not in _NO_ABLATION]
@@ -68,64 +33,6 @@ def draw_figures(study: Study, bandwidth: float) -> list[Drawing]:
 
 
 _NO_ABLATION = (HETEROGENEITY, "data.name", "model.name")
-
-
-def save(drawing: Drawing, folder: Path) -> bytes:
-    """Write PNG and PDF; returns the PNG."""
-    contents = {}
-    for kind in ("png", "pdf"):
-        file = BytesIO()
-        # Without the date the same data give the same file.
-        metadata = {"CreationDate": None} if kind == "pdf" else None
-        with matplotlib.rc_context(_LOOK):
-            drawing.figure.savefig(file, format=kind, dpi=200, metadata=metadata)
-        contents[kind] = file.getvalue()
-        write_bytes(folder / f"{drawing.name}.{kind}", contents[kind])
-    return contents["png"]
-
-
-# Panels
-
-
-def _pages(
-    name: str,
-    caption: str,
-    panels: Sequence[tuple[str, Any]],
-    paint: Painter,
-    *,
-    legend: Sequence[Any] = (),
-    wide: float = 1,
-) -> Iterator[Drawing]:
-    """Figures with up to PANELS panels each, every one a (title, content) that `paint` draws."""
-    for page, start in enumerate(range(0, len(panels), PANELS)):
-        part = panels[start : start + PANELS]
-        columns = 1 if len(part) == 1 else 2 if len(part) in (2, 4) else 3
-        rows = math.ceil(len(part) / columns)
-        width, height = (6.4, 4.2) if len(part) == 1 else (4.4, 3.4)
-        figure = Figure(figsize=(columns * width * wide, rows * height + 0.4), layout="constrained")
-        figure.get_layout_engine().set(w_pad=0.1, h_pad=0.08)  # type: ignore[union-attr, call-arg]
-        grid = figure.subplots(rows, columns, squeeze=False).ravel()
-        for axes, (title, content) in zip(grid, part, strict=False):
-            paint(axes, content)
-            axes.set_title(title)
-        for axes in grid[len(part) :]:
-            axes.set_axis_off()
-        if legend:
-            figure.legend(handles=list(legend), loc="outside upper center", ncols=_columns(len(legend), columns))
-        yield Drawing(name if page == 0 else f"{name}-{page + 1}", caption, figure)
-
-
-def _columns(entries: int, panels: int) -> int:
-    """As many columns as fit above the panels, evenly filled."""
-    most = 4 if panels == 1 else 3 * panels
-    return math.ceil(entries / math.ceil(entries / most))
-
-
-def _legend(algorithms: Sequence[str]) -> list[Line2D]:
-    looks = [style(algorithm) for algorithm in algorithms]
-    return [
-        Line2D([], [], color=look.colour, linestyle=look.line, marker=look.marker, label=look.name) for look in looks
-    ]
 
 
 def _by_setting(study: Study) -> list[tuple[str, Setting]]:
@@ -142,41 +49,18 @@ def _curves(study: Study, metric: Metric) -> Iterator[Drawing]:
             for series in reversed(study.within(setting)):
                 if series.has(metric):
                     curve = series.curve(metric)
-                    _line(axes, series, getattr(curve, axis), curve.mean, curve.std)
+                    line(axes, series, getattr(curve, axis), curve.mean, curve.std)
             axes.set(xlabel=label, ylabel=metric.axis)
             axes.set_xlim(left=0)
             if axis == "rounds":
                 axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             if not metric.higher_is_better:
-                _log_if_needed(axes)
+                log_if_needed(axes)
 
         against = "communication" if axis == "gib" else "rounds"
         caption = f"{metric.label.capitalize()} against {against}: mean over the seeds, shaded one standard deviation"
         name = f"{metric.key.removeprefix('test_')}-{axis}"
-        yield from _pages(name, caption, _by_setting(study), paint, legend=_legend(study.algorithms))
-
-
-def _line(axes: Axes, series: Series, x: np.ndarray, mean: np.ndarray, std: np.ndarray) -> None:
-    look = style(series.algorithm)
-    every = max(1, len(x) // 12)
-    axes.plot(x, mean, color=look.colour, linestyle=look.line, marker=look.marker, markersize=4, markevery=every)
-    if len(series.runs) > 1:
-        axes.fill_between(x, mean - std, mean + std, color=look.colour, alpha=0.15, linewidth=0)
-
-
-def _log_if_needed(axes: Axes) -> None:
-    """A curve that runs away would flatten all others."""
-    values = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in axes.get_lines()] or [np.ones(1)])
-    values = values[np.isfinite(values) & (values > 0)]
-    if len(values) and values.max() > 20 * np.median(values):
-        axes.set_yscale("log")
-        _plain_numbers(axes)
-
-
-def _plain_numbers(axes: Axes) -> None:
-    """20 and 200, not powers of ten."""
-    axes.yaxis.set_major_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
-    axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
+        yield from pages(name, caption, _by_setting(study), paint, legend=legend_of(study.algorithms))
 
 
 # Heterogeneity
@@ -213,7 +97,7 @@ def _best_against_alpha(study: Study) -> Iterator[Drawing]:
         axes.set_xticklabels([f"{alpha:g}" if math.isfinite(alpha) else "iid" for alpha in places])
 
     caption = f"Best {metric.label} against the Dirichlet parameter; bars are one standard deviation over the seeds"
-    yield from _pages("best-against-alpha", caption, panels, paint, legend=_legend(study.algorithms))
+    yield from pages("best-against-alpha", caption, panels, paint, legend=legend_of(study.algorithms))
 
 
 def _alpha(setting: Setting) -> float | None:
@@ -263,7 +147,7 @@ def _accuracy_against_communication(study: Study) -> Iterator[Drawing]:
         f"Best {metric.label} and the communication it took, mean over the seeds: north-west is best; "
         "the larger the marker, the more heterogeneous the clients"
     )
-    yield from _pages("accuracy-communication", caption, panels, paint, legend=legend)
+    yield from pages("accuracy-communication", caption, panels, paint, legend=legend)
 
 
 def _level(setting: Setting) -> float:
@@ -292,7 +176,7 @@ def _fidelity(study: Study, metric: Metric) -> Iterator[Drawing]:
             if not series.has(metric):
                 continue
             curve, look = series.curve(metric), style(series.algorithm)
-            _line(axes, series, curve.rounds, curve.mean, curve.std)
+            line(axes, series, curve.rounds, curve.mean, curve.std)
             if series.has(after):
                 aligned = series.curve(after).mean
                 axes.plot(
@@ -308,9 +192,9 @@ def _fidelity(study: Study, metric: Metric) -> Iterator[Drawing]:
         axes.set_xlim(left=0)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         if metric is NMSE:
-            _log_if_needed(axes)
+            log_if_needed(axes)
 
-    legend = _legend([algorithm for algorithm in study.algorithms if algorithm in measured])
+    legend = legend_of([algorithm for algorithm in study.algorithms if algorithm in measured])
     if any(series.has(after) for series in study.series):
         legend.append(
             Line2D(
@@ -327,7 +211,7 @@ def _fidelity(study: Study, metric: Metric) -> Iterator[Drawing]:
         f"Gradient fidelity: {metric.label} at the S-server after every round, on the newest uploads; "
         "hollow diamonds: right after an alignment"
     )
-    yield from _pages(metric.key.replace("_", "-"), caption, panels, paint, legend=legend)
+    yield from pages(metric.key.replace("_", "-"), caption, panels, paint, legend=legend)
 
 
 # Class labels
@@ -369,7 +253,7 @@ def _classes(study: Study) -> Iterator[Drawing]:
                 )
         axes.figure.colorbar(image, ax=axes, label="training examples")
 
-    yield from _pages("classes", "Class-label distribution: training examples by client and class", panels, paint)
+    yield from pages("classes", "Class-label distribution: training examples by client and class", panels, paint)
 
 
 # Ablations
@@ -394,10 +278,10 @@ def _ablation(study: Study, path: str) -> Iterator[Drawing]:
         axes.set_xticks(places, [_value_label(study, path, setting) for setting in members])
         axes.margins(x=0.08)
 
-    legend = _legend(study.algorithms)
+    legend = legend_of(study.algorithms)
     legend += [Line2D([], [], color="#555555", linestyle="", marker="_", markersize=12, label="best of any round")]
     caption = f"Effect of {option_name(path)}: final {metric.label} and, as dashes, the best of any round"
-    yield from _pages(f"ablation-{option_name(path).replace(' ', '-')}", caption, panels, paint, legend=legend)
+    yield from pages(f"ablation-{option_name(path).replace(' ', '-')}", caption, panels, paint, legend=legend)
 
 
 def _value_label(study: Study, path: str, setting: Setting) -> str:
@@ -458,7 +342,7 @@ def _latency(study: Study, bandwidth: float) -> Iterator[Drawing]:
         axes.set(yscale="log", ylabel="seconds", xlim=(-0.6, max(len(bars), 3) - 0.4))
         axes.set_ylim(0.5 * min(min(bar[1:]) for bar in bars), 1.6 * max(max(bar[1:]) for bar in bars))
         axes.set_xticks(range(len(bars)), [style(bar[0]).name.replace(" ", "\n") for bar in bars], fontsize=9)
-        _plain_numbers(axes)
+        plain_numbers(axes)
         axes.grid(visible=False, axis="x")
 
     legend = [
@@ -470,4 +354,4 @@ def _latency(study: Study, bandwidth: float) -> Iterator[Drawing]:
         f"Communication: in each round the busiest client's bytes up and down at {bandwidth:g} Mbit/s, "
         "clients in parallel"
     )
-    yield from _pages("latency", caption, panels, paint, legend=legend, wide=1.15)
+    yield from pages("latency", caption, panels, paint, legend=legend, wide=1.15)

@@ -15,7 +15,7 @@ from matplotlib.colors import to_hex
 from plotly.offline import get_plotlyjs
 
 from fsl_sage.config import option
-from fsl_sage.report.figures import Drawing
+from fsl_sage.report.panels import Drawing
 from fsl_sage.report.study import ACCURACY, COSINE, LOSS, NMSE, Metric, Series, Study
 from fsl_sage.report.style import style
 from fsl_sage.report.tables import Cell, Table, to_html

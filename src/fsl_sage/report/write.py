@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 from fsl_sage.errors import InputError
 from fsl_sage.records.files import write_bytes
-from fsl_sage.report.figures import draw_figures, save
+from fsl_sage.report.figures import draw_figures
 from fsl_sage.report.html import make_page
 from fsl_sage.report.load import load_runs
+from fsl_sage.report.panels import save
 from fsl_sage.report.study import Study, make_study
 from fsl_sage.report.tables import Table, make_tables, to_csv, to_latex, to_markdown
 

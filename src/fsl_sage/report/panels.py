@@ -1,0 +1,129 @@
+"""The panels of a report's figures: their look, their place on a page, their lines; drawn with matplotlib."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogFormatter
+
+from fsl_sage.records.files import write_bytes
+from fsl_sage.report.study import Series
+from fsl_sage.report.style import style
+
+PANELS = 6
+"""Panels of a figure; more settings make more figures."""
+
+LOOK: Any = {
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#666666",
+    "axes.labelcolor": "#222222",
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e4e4e4",
+    "grid.linewidth": 0.8,
+    "xtick.color": "#444444",
+    "ytick.color": "#444444",
+    "legend.frameon": False,
+    "lines.linewidth": 1.8,
+    "pdf.fonttype": 42,
+}
+
+
+class Drawing(NamedTuple):
+    """A figure with its file's name and a caption."""
+
+    name: str
+    caption: str
+    figure: Figure
+
+
+Painter = Callable[[Axes, Any], None]
+
+
+def save(drawing: Drawing, folder: Path) -> bytes:
+    """Write PNG and PDF; returns the PNG."""
+    contents = {}
+    for kind in ("png", "pdf"):
+        file = BytesIO()
+        # Without the date the same data give the same file.
+        metadata = {"CreationDate": None} if kind == "pdf" else None
+        with matplotlib.rc_context(LOOK):
+            drawing.figure.savefig(file, format=kind, dpi=200, metadata=metadata)
+        contents[kind] = file.getvalue()
+        write_bytes(folder / f"{drawing.name}.{kind}", contents[kind])
+    return contents["png"]
+
+
+def pages(
+    name: str,
+    caption: str,
+    panels: Sequence[tuple[str, Any]],
+    paint: Painter,
+    *,
+    legend: Sequence[Any] = (),
+    wide: float = 1,
+) -> Iterator[Drawing]:
+    """Figures with up to PANELS panels each, every one a (title, content) that `paint` draws."""
+    for page, start in enumerate(range(0, len(panels), PANELS)):
+        part = panels[start : start + PANELS]
+        columns = 1 if len(part) == 1 else 2 if len(part) in (2, 4) else 3
+        rows = math.ceil(len(part) / columns)
+        width, height = (6.4, 4.2) if len(part) == 1 else (4.4, 3.4)
+        figure = Figure(figsize=(columns * width * wide, rows * height + 0.4), layout="constrained")
+        figure.get_layout_engine().set(w_pad=0.1, h_pad=0.08)  # type: ignore[union-attr, call-arg]
+        grid = figure.subplots(rows, columns, squeeze=False).ravel()
+        for axes, (title, content) in zip(grid, part, strict=False):
+            paint(axes, content)
+            axes.set_title(title)
+        for axes in grid[len(part) :]:
+            axes.set_axis_off()
+        if legend:
+            figure.legend(handles=list(legend), loc="outside upper center", ncols=_columns(len(legend), columns))
+        yield Drawing(name if page == 0 else f"{name}-{page + 1}", caption, figure)
+
+
+def _columns(entries: int, panels: int) -> int:
+    """As many columns as fit above the panels, evenly filled."""
+    most = 4 if panels == 1 else 3 * panels
+    return math.ceil(entries / math.ceil(entries / most))
+
+
+def legend_of(algorithms: Sequence[str]) -> list[Line2D]:
+    looks = [style(algorithm) for algorithm in algorithms]
+    return [
+        Line2D([], [], color=look.colour, linestyle=look.line, marker=look.marker, label=look.name) for look in looks
+    ]
+
+
+def line(axes: Axes, series: Series, x: np.ndarray, mean: np.ndarray, std: np.ndarray) -> None:
+    look = style(series.algorithm)
+    every = max(1, len(x) // 12)
+    axes.plot(x, mean, color=look.colour, linestyle=look.line, marker=look.marker, markersize=4, markevery=every)
+    if len(series.runs) > 1:
+        axes.fill_between(x, mean - std, mean + std, color=look.colour, alpha=0.15, linewidth=0)
+
+
+def log_if_needed(axes: Axes) -> None:
+    """A curve that runs away would flatten all others."""
+    values = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in axes.get_lines()] or [np.ones(1)])
+    values = values[np.isfinite(values) & (values > 0)]
+    if len(values) and values.max() > 20 * np.median(values):
+        axes.set_yscale("log")
+        plain_numbers(axes)
+
+
+def plain_numbers(axes: Axes) -> None:
+    """20 and 200, not powers of ten."""
+    axes.yaxis.set_major_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
+    axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
