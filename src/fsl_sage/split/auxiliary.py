@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 from fsl_sage.split.analysis import Analysis
 from fsl_sage.split.double_backward import try_double_backward
+from fsl_sage.split.gates import as_boundary
 from fsl_sage.split.plan import SplitError
 from fsl_sage.split.recipe import Recipe, Recipes
 from fsl_sage.split.rehearsal import BehindTheCut, WholeModel, calls_after, seen_calls
-from fsl_sage.split.sides import Part, Split, as_boundary
+from fsl_sage.split.sides import Part, Split
 from fsl_sage.split.skeleton import named_tensors, set_tensor, skeleton, tensor_leaves
 
 Spec = str | int | nn.Module

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fsl_sage.split.analysis import Analysis
+from fsl_sage.split.gates import Boundary
 from fsl_sage.split.plan import SplitError, SplitPlan
-from fsl_sage.split.sides import Boundary, Split
+from fsl_sage.split.sides import Split
 
 _WRITES_INTO_PLACEHOLDER = "more than one element of the written-to tensor refers"
 

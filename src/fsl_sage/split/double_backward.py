@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from fsl_sage.models.attention import twice_differentiable_attention
+from fsl_sage.split.gates import Boundary
 from fsl_sage.split.plan import SplitError
 from fsl_sage.split.rehearsal import rehearse
-from fsl_sage.split.sides import Boundary, Split
+from fsl_sage.split.sides import Split
 from fsl_sage.split.skeleton import tensor_leaves
 
 

@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from fsl_sage.split.blocks import all_but, blocks_of, half, steps
+from fsl_sage.split.gates import structure_of
 from fsl_sage.split.plan import SplitError
 from fsl_sage.split.rehearsal import SeenCall, Stage
-from fsl_sage.split.sides import structure_of
 from fsl_sage.split.skeleton import Original, tensor_leaves
 
 ACCEPTED = '"linear", "half", "full", "blocks:N", a share such as "5%", a number of bytes, or an nn.Module'

@@ -13,8 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from fsl_sage.split.analysis import Analysis, MakeTensor
+from fsl_sage.split.gates import Boundary
 from fsl_sage.split.plan import CutPlan, dtype_of
-from fsl_sage.split.sides import Boundary
 from fsl_sage.split.skeleton import Original, on_meta, own_buffers, skeleton, without_data
 
 T = TypeVar("T")

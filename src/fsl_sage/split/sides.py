@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from fsl_sage.split.gates import (
+    Boundary,
+    CutReached,
+    Gate,
+    Live,
+    PlainLeaf,
+    Run,
+    Side,
+    as_boundary,
+    is_inside_encoder_layer,
+    no_fast_path,
+    plain_leaf,
+    structure_of,
+)
 from fsl_sage.split.plan import CutPlan, LeafPlan, SplitError, SplitPlan, dtype_of
 from fsl_sage.split.skeleton import (
-    Original,
     call_arguments,
     holder_and_attribute,
     named_tensors,
@@ -21,144 +32,6 @@ from fsl_sage.split.skeleton import (
     set_tensor,
     skeleton,
 )
-
-PlainLeaf = tuple[int, ...] | bool | int | float | str | None
-"""What travels of a leaf that is not sent: the shape of a tensor, or a plain value."""
-
-
-@dataclass(frozen=True)
-class Side:
-    """The shapes of what does not travel: of the inputs, and of what every module before the cut returned."""
-
-    inputs: tuple[PlainLeaf, ...]
-    calls: tuple[tuple[PlainLeaf, ...], ...]
-
-
-@dataclass(frozen=True)
-class Boundary:
-    """What crosses a cut: the tensors, in the plan's order, and the shapes of the rest.
-
-    Without `side` the shapes follow from the tensors' own, by the plan.
-    """
-
-    tensors: tuple[Tensor, ...]
-    side: Side | None = None
-
-    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Boundary:
-        """The same boundary with other tensors: decoded, or cut off from the graph."""
-        return Boundary(tensors, self.side)
-
-    def detached(self) -> Boundary:
-        """The same values as leaves of a new graph; what can carry a gradient asks for one."""
-        return self.with_tensors(
-            tuple(tensor.detach().requires_grad_(tensor.is_floating_point()) for tensor in self.tensors)
-        )
-
-
-class _CutReached(BaseException):
-    """Ends a forward pass at the cut. Not an Exception, so that no model code takes it for an error."""
-
-
-class _Run:
-    """One forward pass of a part."""
-
-    def __init__(self, inputs: list[Any]) -> None:
-        self.inputs = inputs
-        self.before_entry = False
-        self.stand_in_leaves: dict[tuple[str, int], list[Any]] = {}
-        self.in_repeated = False
-        self.in_recorded = False
-        self.entered: dict[str, int] = {}
-        self.left: dict[str, int] = {}
-        self.shapes: dict[tuple[str, int], tuple[PlainLeaf, ...]] = {}
-        self.captured: dict[tuple[str, int, int], Tensor] = {}
-
-
-class _Live:
-    """The forward pass that a part is in, if any. Every copy of a part has its own."""
-
-    def __init__(self) -> None:
-        self.run: _Run | None = None
-
-
-class _Gate:
-    """Stands as `forward` of one module of a part: a stub before the entry, a recorder before the exit."""
-
-    def __init__(self, module: nn.Module, name: str, live: _Live) -> None:
-        self.original = Original(module)
-        self.name = name
-        self.live = live
-        self.stubs: dict[int, str] = {}
-        """The calls that are stubs, with the structure of what they return."""
-        self.is_repeated = False
-        self.is_entry = False
-        self.records: dict[int, dict[int, bool]] = {}
-        """The calls whose results are noted, and the leaves to send: True for those copied at once."""
-        self.is_exit = False
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        run = self.live.run
-        if run is None:  # recomputed in the backward pass, by activation checkpointing for instance
-            return self.original(*args, **kwargs)
-        if not self.records or run.in_recorded:
-            return self._enter(run, args, kwargs)
-        run.in_recorded = True
-        try:
-            output = self._enter(run, args, kwargs)
-        finally:
-            run.in_recorded = False
-        nth = run.left.get(self.name, 0)
-        run.left[self.name] = nth + 1
-        if nth in self.records:
-            self._record(run, nth, output)
-        if self.is_exit:
-            raise _CutReached
-        return output
-
-    def _enter(self, run: _Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not run.before_entry or run.in_repeated:
-            return self.original(*args, **kwargs)
-        if self.is_repeated:
-            run.in_repeated = True
-            try:
-                return self.original(*args, **kwargs)
-            finally:
-                run.in_repeated = False
-        nth = run.entered.get(self.name, 0)
-        if nth not in self.stubs:
-            return self.original(*args, **kwargs)
-        run.entered[self.name] = nth + 1
-        if self.is_entry:
-            run.before_entry = False
-        return pytree.tree_unflatten(run.stand_in_leaves[self.name, nth], structure_of(self.stubs[nth]))
-
-    def _record(self, run: _Run, nth: int, output: Any) -> None:
-        leaves = pytree.tree_leaves(output)
-        run.shapes[self.name, nth] = tuple(map(_plain_leaf, leaves))
-        for leaf, copied in self.records[nth].items():
-            run.captured[self.name, nth, leaf] = leaves[leaf].clone() if copied else leaves[leaf]
-
-
-def _is_inside_encoder_layer(model: nn.Module, name: str) -> bool:
-    parts = name.split(".")
-    outer = (model.get_submodule(".".join(parts[:end])) for end in range(len(parts)))
-    return any(isinstance(module, nn.TransformerEncoderLayer) for module in outer)
-
-
-def _no_fast_path(module: nn.Module, args: Any) -> None:
-    """Does nothing, but where there is a hook, torch's encoder layer calls its submodules in evaluation too."""
-
-
-@lru_cache(maxsize=4096)
-def structure_of(text: str) -> pytree.TreeSpec:
-    """The structure that a plan has written down."""
-    return pytree.treespec_loads(text)
-
-
-def _plain_leaf(leaf: Any) -> PlainLeaf:
-    if isinstance(leaf, Tensor):
-        return tuple(leaf.shape)
-    return leaf if leaf is None or isinstance(leaf, bool | int | float | str) else None
 
 
 class Part(nn.Module):
@@ -176,7 +49,7 @@ class Part(nn.Module):
         self.name = name
         self.entry = plan.cuts[index - 1] if index > 0 else None
         self.exit = plan.cuts[index] if index < len(plan.cuts) else None
-        self._live = _Live()
+        self._live = Live()
         self._absent: list[str] = []
         self._adopt(model)
         self.drop(set(named_tensors(model)).difference(plan.parts[name]))
@@ -191,11 +64,11 @@ class Part(nn.Module):
 
     def _place_gates(self) -> None:
         model: nn.Module = self.__dict__["_model"]
-        gates: dict[str, _Gate] = {}
+        gates: dict[str, Gate] = {}
 
-        def gate(name: str) -> _Gate:
+        def gate(name: str) -> Gate:
             if name not in gates:
-                gates[name] = _Gate(model.get_submodule(name), name, self._live)
+                gates[name] = Gate(model.get_submodule(name), name, self._live)
             return gates[name]
 
         if self.entry:
@@ -214,8 +87,8 @@ class Part(nn.Module):
         for name, placed in gates.items():
             module = model.get_submodule(name)
             module.__dict__["forward"] = placed
-            if _is_inside_encoder_layer(model, name):
-                module.register_forward_pre_hook(_no_fast_path)
+            if is_inside_encoder_layer(model, name):
+                module.register_forward_pre_hook(no_fast_path)
 
     def drop(self, names: Iterable[str]) -> None:
         """Replace parameters and buffers by placeholders that are neither, and that take no memory."""
@@ -234,7 +107,7 @@ class Part(nn.Module):
         self._live.run = run
         try:
             output = self.__dict__["_model"](*model_args, **model_kwargs)
-        except _CutReached:
+        except CutReached:
             return self._boundary(run)
         finally:
             self._live.run = None
@@ -242,7 +115,7 @@ class Part(nn.Module):
             raise SplitError(f"the forward pass ended without a call of the cut '{self.exit.cut}'")
         return output
 
-    def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Run:
+    def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
         if len(args) == 1 and isinstance(args[0], Mapping) and not kwargs:
             args, kwargs = call_arguments(args[0])
         leaves, structure = pytree.tree_flatten((args, kwargs))
@@ -257,9 +130,9 @@ class Part(nn.Module):
             raise SplitError(
                 f"the model was split for the inputs {wanted} and is called with {given}; split it for these"
             )
-        return _Run(leaves)
+        return Run(leaves)
 
-    def _receive(self, boundary: Boundary, entry: CutPlan) -> _Run:
+    def _receive(self, boundary: Boundary, entry: CutPlan) -> Run:
         """Set up a pass from the boundary: placeholders for all that did not travel."""
         tensors = boundary.tensors
         if len(tensors) != len(entry.tensors):
@@ -269,7 +142,7 @@ class Part(nn.Module):
             )
         stand_in = _Placeholders(tensors, entry, self.plan.dense)
         side = boundary.side
-        run = _Run(stand_in.leaves(self.plan.inputs, side.inputs if side else None))
+        run = Run(stand_in.leaves(self.plan.inputs, side.inputs if side else None))
         run.before_entry = True
         for position, call in enumerate(entry.calls):
             leaves = stand_in.leaves(call.leaves, side.calls[position] if side else None)
@@ -279,7 +152,7 @@ class Part(nn.Module):
             leaves[plan.leaf] = tensor.clone() if plan.copied else tensor
         return run
 
-    def _boundary(self, run: _Run) -> Boundary:
+    def _boundary(self, run: Run) -> Boundary:
         assert self.exit is not None
         try:
             tensors = tuple(
@@ -289,7 +162,7 @@ class Part(nn.Module):
         except KeyError as missing:
             raise SplitError(f"the forward pass did not call '{missing.args[0][0]}', whose output must cross") from None
         shapes = tuple(run.shapes.get((call.module, call.nth), ()) for call in self.exit.calls)
-        return Boundary(tensors, Side(tuple(map(_plain_leaf, run.inputs)), shapes))
+        return Boundary(tensors, Side(tuple(map(plain_leaf, run.inputs)), shapes))
 
     def train(self, mode: bool = True) -> Part:
         self.__dict__["_model"].training = mode
@@ -341,15 +214,6 @@ class _Placeholders:
         if plan.dtype is None or plan.dtype == self.entry.tensors[0].dtype:
             return self.tensors[0].dtype
         return dtype_of(plan.dtype)
-
-
-def as_boundary(args: tuple[Any, ...]) -> Boundary:
-    first = args[0] if args else None
-    if isinstance(first, Boundary):
-        return first
-    if isinstance(first, tuple | list):
-        return Boundary(tuple(first))
-    return Boundary(args)
 
 
 class Split:
