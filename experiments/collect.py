@@ -1,11 +1,11 @@
 """Keep a comparison's raw data and its figures and tables: python experiments/collect.py RUNS RESULTS."""
 
+import json
 import shutil
 import sys
 from pathlib import Path
 
 RAW = ("config.json", "metrics.jsonl", "ledger.csv", "result.json", "classes.csv")
-OF_TEXTS = ("samples.jsonl", "scores.json")
 REPORT = ("report/figures", "report/tables")
 
 
@@ -15,10 +15,12 @@ def collect(runs: Path, results: Path) -> int:
     for file in finished:
         target = results / file.parent.name
         target.mkdir(parents=True, exist_ok=True)
-        for name in (*RAW, *OF_TEXTS):
-            if name in RAW or (file.parent / name).exists():
-                shutil.copy2(file.parent / name, target / name)
+        for name in RAW:
+            shutil.copy2(file.parent / name, target / name)
         _hide_paths(target / "config.json")
+        if (file.parent / "scores.json").exists():
+            shutil.copy2(file.parent / "scores.json", target / "scores.json")
+            _keep_written(file.parent / "samples.jsonl", target / "samples.jsonl")
     for name in REPORT:
         shutil.copytree(runs / name, results / name, dirs_exist_ok=True)
     return len(finished)
@@ -27,6 +29,13 @@ def collect(runs: Path, results: Path) -> int:
 def _hide_paths(file: Path) -> None:
     """Paths of this machine, relative to the working directory."""
     file.write_text(file.read_text().replace(str(Path.cwd().parent), ".."))
+
+
+def _keep_written(file: Path, target: Path) -> None:
+    """Of the samples what the model wrote, and for which meaning; the references are the data set's."""
+    samples = [json.loads(line) for line in file.read_text().splitlines()]
+    kept = [{name: text for name, text in sample.items() if name != "references"} for sample in samples]
+    target.write_text("".join(json.dumps(sample, ensure_ascii=False) + "\n" for sample in kept))
 
 
 if __name__ == "__main__":
