@@ -159,6 +159,19 @@ def test_a_directory_that_holds_another_run_is_refused(preset, tmp_path):
         grid_of(preset, tmp_path)
 
 
+def test_a_run_that_differs_in_what_its_algorithm_does_not_know_is_the_same(preset, tmp_path):
+    base = load_preset(preset)
+    held = replace(base, alignment=replace(base.alignment, steps=base.alignment.steps + 1))
+    for algorithm in ("cse-fsl", "fedavg", "fsl-sage"):
+        (job,) = grid_of(preset, tmp_path, algorithms=(algorithm,), seeds=(1,))
+        write_run(tmp_path / job.plan.name, replace(held, algorithm=algorithm, seed=1))
+        if algorithm == "fsl-sage":
+            with pytest.raises(InputError, match=r"holds a run with other options .--alignment\.steps"):
+                grid_of(preset, tmp_path, algorithms=(algorithm,), seeds=(1,))
+        else:
+            grid_of(preset, tmp_path, algorithms=(algorithm,), seeds=(1,))
+
+
 def test_a_directory_whose_run_never_began_is_taken_over(preset, tmp_path):
     name = grid_of(preset, tmp_path)[0].plan.name
     RunDirectory.create(replace(load_preset(preset), rounds=7, out=tmp_path / name))

@@ -11,7 +11,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from fsl_sage.config import Config, digest, option
+from fsl_sage.config import Config, option
 from fsl_sage.data import KNOWN_TEXTS
 from fsl_sage.engines.setup import make_dry_setup, pick_device
 from fsl_sage.errors import InputError, MissingExtra, TrainingError
@@ -19,7 +19,7 @@ from fsl_sage.experiment import run_cost
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.report.grid import Plan
 from fsl_sage.report.jobs import Job, Running, Start
-from fsl_sage.report.options import options_of, settings_of
+from fsl_sage.report.options import records, settings_of
 from fsl_sage.report.progress import Progress
 
 Process = subprocess.Popen[bytes]
@@ -50,13 +50,14 @@ def _check_setups(configs: Sequence[Config]) -> None:
 
 
 def _check_same(job: Job) -> None:
+    """Refuse another run; one that differs in what its algorithm does not know, such as an alignment, is the same."""
     held, wanted = job.directory.config(), job.plan.config
-    if digest(held) == digest(wanted):
+    if records(held) == records(wanted):
         return
     if not job.directory.metrics():
         job.directory.abandon()
         return
-    there, asked = (settings_of(options_of(config)) for config in (held, wanted))
+    there, asked = (settings_of(records(config)) for config in (held, wanted))
     differ = [f"{option(path)} {there[path]}, not {asked[path]}" for path in asked if there[path] != asked[path]]
     raise InputError(
         f"{job.directory.path} holds a run with other options ({'; '.join(differ) or 'other computing options'}): "

@@ -41,6 +41,16 @@ def options_of(config: Config) -> dict[str, Any]:
     return flatten(to_dict(config))
 
 
+def records(config: Config) -> dict[str, Any]:
+    """Those options that can change what a run of this algorithm records."""
+    also = {"align_until", "alignment.samples"}  # single runs of fsl-sage; the samples by which fidelity is measured
+    return {
+        path: value
+        for path, value in options_of(config).items()
+        if path not in NO_PART_OF_THE_RESULT and (path in also or concerns(config.algorithm, path))
+    }
+
+
 def settings_of(options: Mapping[str, Any]) -> dict[str, Any]:
     """Those options that may be a setting of a comparison; the partition is one of them, as `heterogeneity`."""
     kept = {path: value for path, value in options.items() if path not in _NO_SETTING | _PARTITION}
