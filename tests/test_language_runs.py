@@ -159,6 +159,14 @@ def test_only_runs_on_texts_have_a_model_that_writes(tiny: Tiny) -> None:
         load_trained(result.directory)
 
 
+def test_a_model_that_is_not_here_yet_is_to_be_fetched(
+    texts: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FSL_SAGE_DATA", str(tmp_path))
+    with pytest.raises(InputError, match="get it by 'fsl-sage data get smollm2-135m'"):
+        run(texts(model={"name": "hf:smollm2-135m"}))
+
+
 def test_a_tokenizer_with_too_many_words_is_refused(texts: Tiny, tmp_path: Path) -> None:
     small = save_model(tmp_path / "small", "gpt2", 20)
     config = texts(model={"name": f"hf:{small}"}, data={"tokenizer": str(save_tokenizer(tmp_path / "words"))})

@@ -53,13 +53,10 @@ def make_language_model(name: str, lora: LoRAConfig, vocabulary: int = 0) -> nn.
 def make_base_model(name: str) -> Any:
     """The model as it was before any training, float32."""
     _check_name(name)
-    what = name.removeprefix("hf:")
-    try:
-        from transformers import AutoModelForCausalLM
-    except ImportError:
-        raise MissingExtra(f"--model.name {name}", "llm") from None
     path = model_path(name)
-    config = _config(what, path)
+    config = _config(name.removeprefix("hf:"), path)
+    from transformers import AutoModelForCausalLM
+
     with _quiet():
         try:
             if path is not None and any(path.glob("*.safetensors")) and torch.get_default_device().type != "meta":
@@ -94,12 +91,17 @@ def tokenizer_path(name: str, given: Path | None) -> Path | None:
     if given is not None:
         return given
     path = model_path(name)
+    if path is None:
+        _config(name.removeprefix("hf:"), path)  # a model that is nowhere is the first thing to say
     return path if path is not None and any(path.glob("tokenizer*")) else None
 
 
 def _config(what: str, path: Path | None) -> Any:
-    from transformers import AutoConfig
-
+    """The model's configuration of transformers; refuses what is not there."""
+    try:
+        from transformers import AutoConfig
+    except ImportError:
+        raise MissingExtra(f"--model.name hf:{what}", "llm") from None
     architecture, sizes = SIZES.get(what, (what, {}))
     try:
         if path is not None:
