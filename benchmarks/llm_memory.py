@@ -178,7 +178,8 @@ def measure(name: str, work: Work, steps: int) -> Measured:
         start = time.perf_counter()
         step()
         seconds = time.perf_counter() - start
-    weights = {id(weight): weight for module in modules for weight in module.parameters()}.values()
+    # What two parts share is in memory once.
+    weights = {weight.data_ptr(): weight for module in modules for weight in module.parameters()}.values()
     trained = sum(weight.numel() for weight in weights if weight.requires_grad)
     return Measured(sum(weight.numel() for weight in weights), trained, libraries, resident("VmHWM"), seconds)
 

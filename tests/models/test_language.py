@@ -12,7 +12,14 @@ from fsl_sage.config import Config, LoRAConfig, from_dict
 from fsl_sage.data import TextSizes, load_e2e
 from fsl_sage.engines.setup import build_parts
 from fsl_sage.errors import InputError
-from fsl_sage.models import blocks_name, make_language_model, mask_buffers, save_adapters, tokenizer_path
+from fsl_sage.models import (
+    blocks_name,
+    make_base_model,
+    make_language_model,
+    mask_buffers,
+    save_adapters,
+    tokenizer_path,
+)
 from fsl_sage.roles.replica import Slots, frozen_bytes
 from fsl_sage.roles.work import Workbench
 from fsl_sage.split import split_model
@@ -182,6 +189,18 @@ def test_adapters_are_saved_in_pefts_own_format(made: Callable[..., Any], tmp_pa
     loaded = PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
     torch.testing.assert_close(loaded(input_ids=tokens).logits, model.eval()(tokens).logits)
     assert not torch.allclose(before, model(tokens).logits)
+
+
+def test_weights_are_read_in_either_form_and_their_lack_is_said(tmp_path: Path) -> None:
+    directory = save_model(tmp_path / "model", "opt", 40)
+    weights = make_base_model(f"hf:{directory}").state_dict()
+    torch.save(weights, directory / "pytorch_model.bin")
+    (directory / "model.safetensors").unlink()
+    again = make_base_model(f"hf:{directory}").state_dict()
+    assert all(torch.equal(again[name], tensor) for name, tensor in weights.items())
+    (directory / "pytorch_model.bin").unlink()
+    with pytest.raises(InputError, match="no weights"):
+        make_base_model(f"hf:{directory}")
 
 
 def test_a_model_without_adapters_writes_none(tmp_path: Path) -> None:

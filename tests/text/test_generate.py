@@ -88,6 +88,15 @@ def test_beams_find_texts_at_least_as_likely_as_greedy(model):
     assert any(many > one for one, many in pairs)
 
 
+def test_what_a_model_brings_for_its_own_search_does_not_count(model):
+    plain = generate(model, Letters(), PROMPTS, Decoding(max_new_tokens=8))
+    model.generation_config.repetition_penalty = 1e6
+    model.generation_config.suppress_tokens = [int(word) for text in plain for word in text.split()]
+    own = model.generation_config
+    assert generate(model, Letters(), PROMPTS, Decoding(max_new_tokens=8)) == plain
+    assert model.generation_config is own
+
+
 def test_the_same_every_time_in_any_order_and_the_mode_is_left_as_it_was(model):
     model.train()
     torch.manual_seed(1)

@@ -50,6 +50,16 @@ def test_a_client_that_comes_late_pays_for_all_it_holds():
     assert downloads(ledger, 1) == {(0, CLIENT_MODEL): 100, (1, CLIENT_MODEL): 200, (1, AUXILIARY): 40}
 
 
+def test_frozen_weights_are_a_first_download_whenever_a_client_comes():
+    post = Post(ledger := Ledger(), 2)
+    post.welcome(0, [0], HELD, AVERAGED, 1000)
+    post.broadcast(0, [0], AVERAGED)
+    post.welcome(1, [0, 1], HELD, AVERAGED, 1000)
+    assert downloads(ledger, BEFORE) == {(0, FIRST_DOWNLOAD): 1140}
+    assert downloads(ledger, 1) == {(1, FIRST_DOWNLOAD): 1000, (1, CLIENT_MODEL): 100, (1, AUXILIARY): 40}
+    assert ledger.paper == 240
+
+
 def test_a_client_that_was_lost_gets_and_pays_everything_anew():
     post = Post(ledger := Ledger(), 1)
     play(post, 0, [0], aligned=[0])

@@ -55,8 +55,9 @@ class Federation:
         return {**members, **self.engine.remarks(), **losses, **fidelities, "aligned": bool(messages)}
 
     def _train(self, t: int, group: Sequence[int]) -> list[Update]:
-        held = self._sizes(self.setup.algorithm.holds, whole=True)
-        self.post.welcome(t, group, held, self._sizes(self.setup.algorithm.averaged))
+        algorithm = self.setup.algorithm
+        held = self._sizes(algorithm.holds, whole=True)
+        self.post.welcome(t, group, held, self._sizes(algorithm.averaged), self._frozen(algorithm.holds))
         mail = {client: self.post.waiting[client] for client in group if client in self.post.waiting}
         updates = self.engine.train(t, group, Delivery(self.f_server.weights, mail), self.ledger)
         if not updates:
@@ -78,18 +79,17 @@ class Federation:
         self.post.broadcast(t, [update.client for update in updates], self._sizes(tuple(averaged)))
 
     def _sizes(self, parts: tuple[str, ...], *, whole: bool = False) -> dict[str, int]:
-        """Bytes by kind of these parts as they travel; `whole`: with what later stays local, and frozen weights."""
+        """Bytes by kind of these parts as they travel; `whole`: with what later stays local."""
         sizes: dict[str, int] = {}
-        for place, part in enumerate(parts):
+        for part in parts:
             tensors = self.setup.initial[part]
             kind = self.setup.algorithm.kind(part)
             size = nbytes(tensors if whole else self.setup.settings.travelling(part, tensors))
-            if whole:  # what a part shares with one before it is not sent twice
-                size += self._frozen(parts[: place + 1]) - self._frozen(parts[:place])
             sizes[kind] = sizes.get(kind, 0) + size
         return sizes
 
     def _frozen(self, parts: Iterable[str]) -> int:
+        """Bytes of these parts' frozen weights; what two of them share is sent once."""
         return frozen_bytes(self.setup.modules[part] for part in parts)
 
     def _frozen_by_kind(self) -> dict[str, int]:

@@ -59,7 +59,8 @@ def make_base_model(name: str) -> Any:
 
     with _quiet():
         try:
-            if path is not None and any(path.glob("*.safetensors")) and torch.get_default_device().type != "meta":
+            if path is not None and torch.get_default_device().type != "meta":
+                _check_weights(path)
                 loaded = AutoModelForCausalLM.from_pretrained(
                     path, config=config, dtype=torch.float32, local_files_only=True
                 )
@@ -69,6 +70,14 @@ def make_base_model(name: str) -> Any:
             reason = str(error).split("\n")[0].split(".")[0]
             raise InputError(f"--model.name {name} has no form that writes text: {reason}") from None
     return loaded
+
+
+def _check_weights(path: Path) -> None:
+    """A directory without weights must not be taken for a model with random ones."""
+    if not any(any(path.glob(pattern)) for pattern in ("*.safetensors", "pytorch_model*.bin")):
+        raise InputError(
+            f"{path} has a model's configuration but no weights: neither *.safetensors nor pytorch_model.bin."
+        )
 
 
 def _check_name(name: str) -> None:

@@ -1,6 +1,7 @@
 """Text from a causal language model by beam search: deterministic, in batches padded on the left."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,14 +107,26 @@ def _write(model: Any, tokenizer: Any, prompts: list[Sequence[int]], decoding: D
     )
     repeated = decoding.no_repeat_ngram
     processors = [_NoRepeat(repeated, tokens.shape[1])] if repeated else []
-    written = model.generate(
-        input_ids=tokens.to(device),
-        attention_mask=mask.to(device),
-        generation_config=config,
-        logits_processor=LogitsProcessorList(processors),
-    )  # [B, longest prompt + longest text]
+    with _searching_by(model, config):
+        written = model.generate(
+            input_ids=tokens.to(device),
+            attention_mask=mask.to(device),
+            generation_config=config,
+            logits_processor=LogitsProcessorList(processors),
+        )  # [B, longest prompt + longest text]
     decoded = tokenizer.batch_decode(written[:, tokens.shape[1] :], skip_special_tokens=True)
     return [text.strip() for text in decoded]
+
+
+@contextmanager
+def _searching_by(model: Any, config: Any) -> Iterator[None]:
+    """What `config` leaves open, `generate` takes from the model's own: a penalty on repetition, for instance."""
+    own = model.generation_config
+    model.generation_config = config
+    try:
+        yield
+    finally:
+        model.generation_config = own
 
 
 def _padded_on_the_left(prompts: list[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:

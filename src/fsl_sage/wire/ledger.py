@@ -39,16 +39,13 @@ class Ledger:
         self.whole_models = 0
         """As `paper`, but as if every model that travels were sent whole, with its frozen weights, every time."""
 
-    def bill(
-        self, round: int, client: int, direction: Direction, kind: str, amount: int, *, is_whole: bool = False
-    ) -> None:
-        """Book `amount` bytes, one array or model that is sent; `is_whole`: its frozen weights are among them."""
+    def bill(self, round: int, client: int, direction: Direction, kind: str, amount: int) -> None:
+        """Book `amount` bytes, one array or model that is sent."""
         if amount:
             self._rounds.setdefault(round, Counter())[client, direction, kind] += amount
             self.total += amount
             self.paper += amount * (kind not in NOT_IN_PAPER)
-            frozen = 0 if is_whole else self._frozen.get(kind, 0)
-            self.whole_models += (amount + frozen) * (kind not in NOT_IN_PAPER)
+            self.whole_models += (amount + self._frozen.get(kind, 0)) * (kind not in NOT_IN_PAPER)
 
     def load(self, entries: Iterable[Entry]) -> None:
         """Book entries that were written down before."""

@@ -32,15 +32,22 @@ class Post:
         """Messages for a client by kind; only the newest of a kind is kept."""
         self._paid: set[tuple[int, str]] = set()
 
-    def welcome(self, t: int, clients: Iterable[int], held: Mapping[str, int], averaged: Mapping[str, int]) -> None:
-        """Bill what clients lack before round t (bytes by kind): `held` to new ones, `averaged` to returning ones."""
+    def welcome(
+        self, t: int, clients: Iterable[int], held: Mapping[str, int], averaged: Mapping[str, int], frozen: int = 0
+    ) -> None:
+        """Bill what clients lack before round t: `held` and `frozen` to new ones, `averaged` to returning ones.
+
+        These are bytes, by kind. Frozen weights are a first download whenever a client comes; the rest of it is the
+        first download only before the first average, later it is today's model.
+        """
         for client in clients:
             new = self.has[client] == NOTHING
             if new and self.version == INITIAL:
-                self.ledger.bill(BEFORE, client, "down", FIRST_DOWNLOAD, sum(held.values()))
+                self.ledger.bill(BEFORE, client, "down", FIRST_DOWNLOAD, sum(held.values()) + frozen)
             elif self.has[client] != self.version:
+                self.ledger.bill(t, client, "down", FIRST_DOWNLOAD, frozen if new else 0)
                 for kind, amount in (held if new else averaged).items():
-                    self.ledger.bill(t, client, "down", kind, amount, is_whole=new)
+                    self.ledger.bill(t, client, "down", kind, amount)
             self.has[client] = self.version
             for kind, tensors in self.waiting.get(client, {}).items():
                 self._pay(t, client, kind, tensors)
