@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from fsl_sage import cli
 from fsl_sage.records.files import load_tensors
 
 SMALL = [
@@ -47,6 +48,18 @@ def test_help():
     options = command("run", "--help").stdout
     assert "--data.alpha" in options
     assert "Dirichlet parameter" in options
+
+
+def test_the_defaults_are_those_of_the_data_that_the_options_name(monkeypatch):
+    seen = []
+    monkeypatch.setattr(cli, "run", lambda config, trackers: seen.append(config) or pytest.exit("seen"))
+    for args in (["--data.name", "e2e"], ["--data.name", "e2e", "--optimizer.lr", "1e-3"], ["--preset", "paper"]):
+        with pytest.raises(pytest.exit.Exception):
+            cli.main(["run", *args])
+    texts, other_rate, images = seen
+    assert (texts.batch_size, texts.optimizer.name, texts.optimizer.lr) == (8, "adamw", 2e-4)
+    assert (other_rate.batch_size, other_rate.optimizer.name, other_rate.optimizer.lr) == (8, "adamw", 1e-3)
+    assert (images.batch_size, images.optimizer.name) == (256, "adam")
 
 
 def test_run_as_the_docs_say(tmp_path):

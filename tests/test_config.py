@@ -1,9 +1,20 @@
 import dataclasses
 import math
+from dataclasses import replace
 
 import pytest
 
-from fsl_sage.config import Config, DataConfig, digest, from_dict, load_preset, to_dict
+from fsl_sage.config import (
+    Config,
+    DataConfig,
+    LoRAConfig,
+    OptimizerConfig,
+    default_config,
+    digest,
+    from_dict,
+    load_preset,
+    to_dict,
+)
 from fsl_sage.errors import InputError
 
 
@@ -83,6 +94,22 @@ def test_presets_by_name_and_file(tmp_path):
     file.write_text("batch_size = 8\n[data]\nname = 'cifar10'\n")
     config = load_preset(file)
     assert (config.batch_size, config.data.name, config.rounds) == (8, "cifar10", Config().rounds)
+
+
+def test_texts_have_the_defaults_of_the_lora_paper(tmp_path):
+    texts = default_config("e2e")
+    assert (texts.data.name, texts.batch_size, texts.data.sequence_length) == ("e2e", 8, 512)
+    assert texts.optimizer == OptimizerConfig(
+        name="adamw", lr=2e-4, weight_decay=0.01, schedule="linear", warmup=0.02, decay=0
+    )
+    assert texts.lora == LoRAConfig(rank=4, alpha=32, dropout=0.1, targets=())
+    assert default_config() == default_config("cifar10") == Config()
+    assert from_dict({"data": {"name": "e2e"}, "optimizer": {"lr": 1e-3}}) == replace(
+        texts, optimizer=replace(texts.optimizer, lr=1e-3)
+    )
+    preset = tmp_path / "texts.toml"
+    preset.write_text('batch_size = 4\n[data]\nname = "e2e"\n')
+    assert load_preset(preset) == replace(texts, batch_size=4)
 
 
 def test_the_digest_tells_what_decides_the_numbers():

@@ -12,6 +12,7 @@ from fsl_sage.config import (
     DataConfig,
     ModelConfig,
     OptimizerConfig,
+    default_config,
     load_preset,
 )
 from fsl_sage.errors import InputError, TrainingError
@@ -38,6 +39,7 @@ __all__ = [
     "auxiliary",
     "cost",
     "cut_points",
+    "default_config",
     "load_preset",
     "resume",
     "run",

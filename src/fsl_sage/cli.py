@@ -13,7 +13,7 @@ import tyro
 from rich.console import Console
 from rich.markup import escape
 
-from fsl_sage.config import Config, load_preset, option, preset_names
+from fsl_sage.config import Config, default_config, load_preset, option, preset_names
 from fsl_sage.data import SMOLLM2, fetch
 from fsl_sage.errors import InputError, MissingExtra, TrainingError
 from fsl_sage.experiment import Result, cost, part_sizes, resume, run
@@ -310,30 +310,45 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
 
 
 Arguments = TypeVar("Arguments", RunArguments, CostArguments, CutsArguments, InitArguments)
+Parsed = TypeVar("Parsed", RunArguments, CostArguments, CutsArguments, InitArguments, CompareArguments)
 
 
 def _parse(kind: type[Arguments], command: str, args: Sequence[str]) -> Arguments:
     """Options over a preset over the defaults."""
-    source = _preset_of(args)
-    default = kind() if source is None else kind(config=load_preset(source))
-    return tyro.cli(kind, prog=f"fsl-sage {command}", default=default, args=args)
+    return _over_defaults(
+        _preset_of(args),
+        lambda base: tyro.cli(kind, prog=f"fsl-sage {command}", default=kind(config=base), args=args),
+    )
 
 
 def _parse_comparison(args: Sequence[str]) -> tuple[CompareArguments, Grid]:
     """Options over a preset and its table [compare] over the defaults; `--vary` replaces option by option."""
     source = _preset_of(args)
-    grid, config = (Grid(), Config()) if source is None else (load_grid(source), load_preset(source))
+    grid = Grid() if source is None else load_grid(source)
     default = CompareArguments(
-        algorithms=grid.algorithms,
-        seeds=grid.seeds,
-        alpha=grid.alpha,
-        report=ReportOptions(grid.target),
-        config=config,
+        algorithms=grid.algorithms, seeds=grid.seeds, alpha=grid.alpha, report=ReportOptions(grid.target)
     )
-    arguments = tyro.cli(CompareArguments, prog="fsl-sage compare", default=default, args=args)
+    arguments = _over_defaults(
+        source,
+        lambda base: tyro.cli(
+            CompareArguments, prog="fsl-sage compare", default=replace(default, config=base), args=args
+        ),
+    )
     vary = {**grid.vary, **parse_vary(arguments.vary)}
-    chosen = for_algorithms(arguments.config, config, arguments.algorithms)
+    chosen = for_algorithms(arguments.config, _base(source), arguments.algorithms)
     return replace(arguments, config=chosen), Grid(arguments.algorithms, arguments.seeds, arguments.alpha, vary)
+
+
+def _over_defaults(source: str | None, parse: Callable[[Config], Parsed]) -> Parsed:
+    """What `parse` makes of the options over a preset over the defaults of the data, which the options may name."""
+    base = _base(source)
+    arguments = parse(base)
+    own = default_config(arguments.config.data.name)
+    return arguments if own == default_config(base.data.name) else parse(_base(source, own))
+
+
+def _base(source: str | None, defaults: Config | None = None) -> Config:
+    return (defaults or Config()) if source is None else load_preset(source, defaults)
 
 
 def _preset_of(args: Sequence[str]) -> str | None:

@@ -84,7 +84,7 @@ class LoRAConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """How clients and S-server take their steps."""
+    """How clients and S-server take their steps; for texts by default adamw, 2e-4, linearly to 0 after a warm-up."""
 
     name: Literal["adam", "adamw", "sgd"] = "adam"
     """The optimizer of the clients and of the S-server."""
@@ -141,7 +141,7 @@ class Config:
     rounds: int = 10
     """The number of rounds T; the run ends earlier if a budget, target or time limit is met."""
     batch_size: int = 32
-    """Images in a local step."""
+    """Images in a local step, or texts (8 by default)."""
     local_epochs: int = 1
     """Epochs a client takes over its own data in a round."""
     local_steps: int | None = None
@@ -224,6 +224,14 @@ class Config:
             raise InputError("lazy-fsl-sage needs --align-until, the last round that aligns.")
         if self.order == "arrival" and self.engine == "local":
             raise InputError("--order arrival needs clients that really run in parallel: give --engine ray too.")
+
+
+def default_config(data: str = DataConfig.name) -> Config:
+    """The defaults for a data set: those above for images; for the texts of E2E those of the LoRA paper."""
+    if data != "e2e":
+        return Config()
+    optimizer = OptimizerConfig("adamw", lr=2e-4, weight_decay=0.01, schedule="linear", warmup=0.02, decay=0)
+    return Config(batch_size=8, data=DataConfig(name=data), optimizer=optimizer)
 
 
 def option(path: str) -> str:
@@ -309,7 +317,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 def from_dict(values: Mapping[str, Any], base: Any = None, path: str = "") -> Any:
     """The configuration with `values` (nested, as in TOML or JSON) in the place of `base`'s; refuses unknown keys."""
-    base = Config() if base is None else base
+    base = default_config(_data_of(values)) if base is None else base
     hints = get_type_hints(type(base))
     changes = {}
     for key, value in values.items():
@@ -322,6 +330,11 @@ def from_dict(values: Mapping[str, Any], base: Any = None, path: str = "") -> An
         else:
             changes[key] = _convert(value, hints[key], path + key)
     return dataclasses.replace(base, **changes)
+
+
+def _data_of(values: Mapping[str, Any]) -> str:
+    data = values.get("data")
+    return str(data["name"]) if isinstance(data, Mapping) and "name" in data else DataConfig.name
 
 
 def _convert(value: Any, hint: Any, path: str) -> Any:

@@ -22,8 +22,8 @@ class LanguageModelling(Task):
 
     A target is the `labels`, int32 [B, L], the token that follows each position, and the `mask`, bool [B, L], of the
     positions that count. Both travel with an upload. Whatever stands at the other positions, prompt or padding, has
-    no loss: none of it is learnt, in training or in alignment. The cut's gradients at padding are 0; at a prompt they are
-    what the text's losses send back to it by attention, and auxiliaries are aligned to that.
+    no loss: none of it is learnt, in training or in alignment. The cut's gradients at padding are 0; at a prompt they
+    are what the text's losses send back to it by attention, and auxiliaries are aligned to that.
 
     On the meta device a batch has shapes only: those of the given texts, or, without texts (`data` None), of texts of
     the greatest length, an upper bound.
