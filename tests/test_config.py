@@ -117,3 +117,13 @@ def test_the_digest_tells_what_decides_the_numbers():
     assert digest(config) == digest(dataclasses.replace(config, workers=7, checkpoint_every=5))
     assert digest(config) != digest(dataclasses.replace(config, seed=7))
     assert digest(config) != digest(dataclasses.replace(config, threads=2))
+
+
+def test_an_option_that_a_later_version_adds_does_not_make_it_another_run(monkeypatch):
+    config = Config(rounds=3, data=DataConfig(partition="dirichlet"))
+    after = digest(config)
+    added = ("lora", "warm_start")
+    monkeypatch.setattr(
+        "fsl_sage.config.to_dict", lambda one: {key: x for key, x in to_dict(one).items() if key not in added}
+    )
+    assert digest(config) == after

@@ -18,9 +18,9 @@ from fsl_sage.data import SMOLLM2, fetch
 from fsl_sage.errors import InputError, MissingExtra, TrainingError
 from fsl_sage.experiment import Result, cost, part_sizes, resume, run
 from fsl_sage.records.run_directory import RunDirectory
-from fsl_sage.report.compare import costs_of_runs, machines, prepare, raise_failures, run_grid
+from fsl_sage.report.compare import check_setups, costs_of_runs, locked, machines, prepare, raise_failures, run_grid
 from fsl_sage.report.cuts import Limits, as_json, cuts_figure, parse_amount, print_cuts, rows
-from fsl_sage.report.grid import Grid, for_algorithms, load_grid, parse_vary, plan_runs
+from fsl_sage.report.grid import Grid, for_algorithms, load_grid, parse_vary, plan_runs, refuse_overruled
 from fsl_sage.report.progress import Progress, print_costs_of_grid, print_report
 from fsl_sage.report.samples import (
     SHOWN,
@@ -234,12 +234,14 @@ def compare_command(args: Sequence[str]) -> None:
     folder = arguments.config.out
     if folder is None:
         raise InputError("compare needs --out, the folder for its runs; give the same one to go on.")
-    jobs = prepare(plans, folder)
+    check_setups(plans)
     try:
-        with machines(arguments.config, len(jobs), arguments.jobs) as (at_once, workers, start):
-            run_grid(jobs, folder, at_once, workers, Progress(OUT, jobs), start)
-        if any(job.state == "finished" for job in jobs):
-            print_report(OUT, write_report(folder, folder / "report", arguments.report))
+        with locked(folder):
+            jobs = prepare(plans, folder)
+            with machines(arguments.config, len(jobs), arguments.jobs) as (at_once, workers, start):
+                run_grid(jobs, at_once, workers, Progress(OUT, jobs), start)
+            if any(job.state == "finished" for job in jobs):
+                print_report(OUT, write_report(folder, folder / "report", arguments.report))
     except KeyboardInterrupt:
         ERRORS.print("\nStopped. Go on with the same command.")
         sys.exit(130)
@@ -335,8 +337,10 @@ def _parse_comparison(args: Sequence[str]) -> tuple[CompareArguments, Grid]:
         ),
     )
     vary = {**grid.vary, **parse_vary(arguments.vary)}
-    chosen = for_algorithms(arguments.config, _base(source), arguments.algorithms)
-    return replace(arguments, config=chosen), Grid(arguments.algorithms, arguments.seeds, arguments.alpha, vary)
+    grid = Grid(arguments.algorithms, arguments.seeds, arguments.alpha, vary)
+    base = _base(source)
+    refuse_overruled(arguments.config, base, grid)
+    return replace(arguments, config=for_algorithms(arguments.config, base, arguments.algorithms)), grid
 
 
 def _over_defaults(source: str | None, parse: Callable[[Config], Parsed]) -> Parsed:

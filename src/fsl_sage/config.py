@@ -353,6 +353,8 @@ def _convert(value: Any, hint: Any, path: str) -> Any:
             return value
         if kind in (str, bool) and isinstance(value, kind):
             return value
+        if kind is str and isinstance(value, int) and not isinstance(value, bool):
+            return str(value)  # an auxiliary of so many bytes
         if kind is Path and isinstance(value, str | Path):
             return Path(value)
     raise InputError(f"{option(path)} {value!r} is not possible: give {_describe(kinds)}.")
@@ -403,6 +405,21 @@ def load_preset(name_or_path: str | Path, base: Config | None = None) -> Config:
 
 
 def digest(config: Config) -> str:
-    """A fingerprint of all that decides the numbers of a run."""
-    values = {key: value for key, value in to_dict(config).items() if key not in NO_PART_OF_THE_RESULT}
+    """A fingerprint of all that decides the numbers of a run.
+
+    What has its default is left out, so that an option which a later version adds does not make it another run.
+    """
+    values = _differing(to_dict(config), to_dict(Config()))
+    values = {key: value for key, value in values.items() if key not in NO_PART_OF_THE_RESULT}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _differing(values: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that are not the usual ones; of a group, those in it."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            found |= {key: own} if (own := _differing(value, usual[key])) else {}
+        elif value != usual[key]:
+            found[key] = value
+    return found

@@ -12,11 +12,11 @@ import pytest
 from rich.console import Console
 
 from fsl_sage import cli
-from fsl_sage.config import load_preset
+from fsl_sage.config import ModelConfig, load_preset
 from fsl_sage.errors import InputError, TrainingError
 from fsl_sage.experiment import run
 from fsl_sage.records.run_directory import RunDirectory
-from fsl_sage.report.compare import prepare, raise_failures, run_grid, side_by_side
+from fsl_sage.report.compare import check_setups, locked, prepare, raise_failures, run_grid, side_by_side
 from fsl_sage.report.grid import Grid, plan_runs
 from fsl_sage.report.progress import Progress
 from tests.report.browser import CHROMIUM, chromium
@@ -129,7 +129,7 @@ class Interrupting(Progress):
 def test_an_interrupt_stops_the_runs_which_can_go_on(preset, tmp_path):
     jobs = grid_of(preset, tmp_path / "grid", algorithms=("cse-fsl",), vary={"rounds": (1000,)})
     with pytest.raises(KeyboardInterrupt):
-        run_grid(jobs, tmp_path / "grid", 1, 1, Interrupting(Console(file=io.StringIO()), jobs))
+        run_grid(jobs, 1, 1, Interrupting(Console(file=io.StringIO()), jobs))
     assert processes_of(tmp_path) == []
     assert [job.state for job in jobs] == ["waiting"]
     (again,) = grid_of(preset, tmp_path / "grid", algorithms=("cse-fsl",), vary={"rounds": (1000,)})
@@ -141,7 +141,7 @@ def test_a_failed_run_is_reported_while_the_rest_go_on(preset, tmp_path):
     out = io.StringIO()
     vary = {"rounds": (1,), "optimizer.name": ("sgd",), "optimizer.lr": (1e30, 0.01)}
     jobs = grid_of(preset, tmp_path / "grid", algorithms=("cse-fsl",), vary=vary)
-    run_grid(jobs, tmp_path / "grid", 1, 1, Progress(Console(file=out, width=60), jobs))
+    run_grid(jobs, 1, 1, Progress(Console(file=out, width=60), jobs))
     assert [job.state for job in jobs] == ["failed", "finished"]
     assert "The loss of client 0 became nan in round 0" in jobs[0].error
     assert f"{jobs[0].plan.name}: failed  {jobs[0].error}\n" in out.getvalue()
@@ -183,26 +183,36 @@ def test_a_finished_run_is_not_run_again(preset, tmp_path):
     name = grid_of(preset, tmp_path)[0].plan.name
     write_run(tmp_path / name, load_preset(preset))
     jobs = grid_of(preset, tmp_path)
-    run_grid(jobs, tmp_path, 1, 1, Progress(Console(file=io.StringIO()), jobs))
+    run_grid(jobs, 1, 1, Progress(Console(file=io.StringIO()), jobs))
     assert [job.state for job in jobs] == ["finished"]
     assert not (tmp_path / name / "run.log").exists()
 
 
-def test_what_cannot_run_is_refused_before_anything_starts(preset, tmp_path):
-    with pytest.raises(InputError, match=r"--model\.name huge"):
-        grid_of(preset, tmp_path / "grid", vary={"model.name": ("small-cnn", "huge")})
-    with pytest.raises(InputError, match="too few"):
-        grid_of(preset, tmp_path / "grid", vary={"clients": (3, 76)})
+def test_what_cannot_run_is_refused_before_anything_starts(preset, tmp_path, capsys):
+    for vary, says in (("model.name=small-cnn,huge", "--model.name huge"), ("clients=3,76", "too few")):
+        with pytest.raises(SystemExit):
+            cli.main(["compare", str(preset), "--out", str(tmp_path / "grid"), "--vary", vary])
+        assert says in capsys.readouterr().err
     assert not (tmp_path / "grid").exists()
+
+
+def test_u_shapes_can_be_compared(preset):
+    config = replace(load_preset(preset), model=ModelConfig("small-cnn", cut="block1,block3"))
+    check_setups(plan_runs(config, Grid(algorithms=("splitfed-ms", "fedavg"))))
 
 
 def test_a_second_comparison_in_the_same_folder_is_refused(preset, tmp_path):
     fcntl = pytest.importorskip("fcntl")
     with open(tmp_path / ".lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(InputError, match="Another comparison is running"):
-            run_grid([], tmp_path, 1, 1, Progress(Console(file=io.StringIO()), []))
-    run_grid([], tmp_path, 1, 1, Progress(Console(file=io.StringIO()), []))
+        begun = RunDirectory.create(replace(load_preset(preset), rounds=7, out=tmp_path / "fsl-sage_iid_seed0"))
+        with pytest.raises(InputError, match="Another comparison is running"), locked(tmp_path):
+            pass
+        with pytest.raises(SystemExit):
+            cli.main(["compare", str(preset), "--out", str(tmp_path)])
+        assert begun.config().rounds == 7  # a run in its first round is not taken for one that never began
+    with locked(tmp_path):
+        pass
 
 
 @pytest.mark.parametrize(

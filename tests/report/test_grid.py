@@ -4,7 +4,7 @@ import pytest
 
 from fsl_sage.config import Config, digest, load_preset
 from fsl_sage.errors import InputError
-from fsl_sage.report.grid import Grid, load_grid, parse_vary, plan_runs
+from fsl_sage.report.grid import Grid, load_grid, parse_vary, plan_runs, refuse_overruled
 
 
 def names(config=None, **grid):
@@ -77,6 +77,7 @@ def test_vary_reads_an_options_own_type():
         ({"vary": {"align_every": ("often",)}}, "--align-every 'often' is not possible: give a whole number"),
         ({"vary": {"data.alpha": (1.0,)}}, "give --alpha with several values"),
         ({"vary": {"workers": (1, 2)}}, "--workers never changes a run's numbers"),
+        ({"vary": {"threads": (1, 2)}}, "--threads says how to compute, not what"),
         ({"algorithms": ("fedavg",), "vary": {"align_every": (1, 2)}}, "does not concern fedavg"),
         ({"vary": {"data.name": ("npz:a-b", "npz:a:b")}}, "Two runs of the grid would be called"),
     ],
@@ -90,6 +91,24 @@ def test_an_impossible_grid_is_refused_before_anything_runs(grid, message):
 def test_align_until_without_a_lazy_algorithm_is_refused():
     with pytest.raises(InputError, match="--align-until concerns lazy-fsl-sage alone"):
         names(Config(align_until=3), algorithms=("fsl-sage",))
+
+
+def test_an_auxiliary_may_be_given_as_a_number_of_bytes():
+    assert names(vary=parse_vary(["model.auxiliary=500000,2000000"])) == [
+        "fsl-sage_iid_seed0_model.auxiliary500000",
+        "fsl-sage_iid_seed0_model.auxiliary2000000",
+    ]
+
+
+def test_an_option_that_the_grid_overrules_is_refused():
+    grid = Grid(algorithms=("fsl-sage",), seeds=(1, 2), vary={"align_every": (2, 5)})
+    refuse_overruled(Config(rounds=3), Config(), grid)
+    for config, says in (
+        (Config(seed=5), "--seed 5 has no effect on a grid with 1, 2: give --seeds instead"),
+        (Config(align_every=3), "--align-every 3 has no effect on a grid with 2, 5: give --vary align_every=… instead"),
+    ):
+        with pytest.raises(InputError, match=says):
+            refuse_overruled(config, Config(), grid)
 
 
 @pytest.mark.parametrize("text", ["align_every", "align_every=", "=2"])

@@ -61,7 +61,7 @@ def test_runs_over_two_nodes_one_of_which_dies(tmp_path, address):
             started.append(start(job, workers))
             return started[-1]
 
-        run_grid(jobs, tmp_path / "grid", at_once, workers, Watching(Console(file=io.StringIO()), jobs), note)
+        run_grid(jobs, at_once, workers, Watching(Console(file=io.StringIO()), jobs), note)
     assert not ray.is_initialized()
     assert len(nodes) == 2
     assert sorted(running._tries for running in started) == [1, 2]

@@ -89,6 +89,19 @@ def test_the_page_of_a_grid_is_drawn_and_its_controls_work(tmp_path):
         assert page.value("document.querySelectorAll('.finding').length") == 2
         assert page.value("[...document.images].every((image) => image.naturalWidth > 300)")
 
+        hide = "[...document.querySelectorAll('#curves .traces')].find((one) => one.textContent === 'SplitFed-MS')"
+        place = page.value(
+            f"(() => {{ const box = {hide}.querySelector('.legendtoggle').getBoundingClientRect();"
+            "return [box.x + box.width / 2, box.y + box.height / 2]; })()"
+        )
+        for kind in ("mousePressed", "mouseReleased"):
+            page.call("Input.dispatchMouseEvent", type=kind, x=place[0], y=place[1], button="left", clickCount=1)
+        page.until("curves._fullData.some((trace) => trace.visible === 'legendonly')")
+        press(page, "metric", "2")
+        assert [line["shown"] for line in lines(page)] == [True] * 3, "SplitFed-MS has no fidelity; no other is hidden"
+        press(page, "metric", "0")
+        assert [line["name"] for line in lines(page) if line["shown"] is not True] == ["SplitFed-MS"]
+
         before = lines(page)
         page.value(
             "(() => { const choice = document.querySelector('select[data-set=setting]'); choice.value = 1;"

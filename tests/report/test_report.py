@@ -46,7 +46,7 @@ def test_a_varied_option_has_an_ablation_with_the_others_as_baselines(tmp_path):
     (drawing,) = (
         drawing
         for drawing in draw_figures(make_study(load_runs(tmp_path)[0]), 100.0)
-        if drawing.name == "ablation-align-every"
+        if drawing.name == "ablation-alignment-interval"
     )
     (axes,) = drawing.figure.axes
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["2", "5"]

@@ -31,10 +31,21 @@ def test_an_option_that_does_not_concern_an_algorithm_does_not_part_it_from_the_
     write_run(tmp_path / "lazy", made_up_config("lazy-fsl-sage", align_every=2))
     study = study_of(tmp_path)
     assert study.varying == ("align_every",)
-    assert [setting.label for setting in study.settings] == ["align every 2", "align every 10"]
+    assert [setting.label for setting in study.settings] == ["alignment interval 2", "alignment interval 10"]
     two, ten = ([series.algorithm for series in study.within(setting)] for setting in study.settings)
     assert two == ["fsl-sage", "lazy-fsl-sage", "cse-fsl"]
     assert ten == ["fsl-sage", "cse-fsl"]
+
+
+def test_runs_on_other_data_are_never_in_one_setting_but_every_algorithm_may_have_its_own_rate(tmp_path):
+    write_run(tmp_path / "sage", made_up_config("fsl-sage", data={"partition": "dirichlet", "alpha": 0.1}))
+    write_run(tmp_path / "cse", made_up_config("cse-fsl", optimizer={"lr": 0.01}))
+    study = study_of(tmp_path)
+    assert study.varying == ("heterogeneity",)
+    assert [[one.algorithm for one in study.within(setting)] for setting in study.settings] == [
+        ["cse-fsl"],
+        ["fsl-sage"],
+    ]
 
 
 def test_where_and_how_a_run_was_computed_is_no_setting(tmp_path):

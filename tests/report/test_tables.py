@@ -62,6 +62,15 @@ def test_at_equal_communication_only_the_bytes_that_all_have_moved_count(tmp_pat
     table = tables_of(three_algorithms(tmp_path))["equal-accuracy"]
     # FSL-SAGE moved 3 x 14 MB and an auxiliary of 8.4 MB a client: 50.4 MB. CSE-FSL moved 39.4 MB in its first round.
     assert [row[1].text for row in table.rows] == ["53.00", "25.00", "–"]
+    assert [(record["algorithm"], record["rounds"]) for record in table.records] == [("fsl-sage", 3), ("cse-fsl", 1)]
+
+
+def test_a_seed_that_stopped_early_is_not_compared_with_more_bytes_than_it_moved(tmp_path):
+    write_run(tmp_path / "s1", made_up_config("fsl-sage", 1), accuracies=[0.5])
+    write_run(tmp_path / "s2", made_up_config("fsl-sage", 2), accuracies=[0.3, 0.4, 0.5])
+    write_run(tmp_path / "f", made_up_config("cse-fsl", 1), accuracies=[0.1, 0.2])
+    table = tables_of(tmp_path)["equal-accuracy"]
+    assert [row[1].text for row in table.rows] == ["40.00", "–"]  # 50 and 30 after the first round
 
 
 def test_bytes_and_rounds_to_a_target_and_their_ratio(tmp_path):

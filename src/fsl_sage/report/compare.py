@@ -28,38 +28,35 @@ POLL_SECONDS = 0.25
 
 def prepare(plans: Sequence[Plan], out: Path) -> list[Job]:
     """The jobs of a grid under `out`; refuses a directory that holds another run before anything starts."""
-    _check_setups([plan.config for plan in plans])
     jobs = [Job(plan, RunDirectory(out / plan.name)) for plan in plans]
-    for job in jobs:
-        if job.directory.config_file.exists():
-            _check_same(job)
+    held = [job for job in jobs if job.directory.config_file.exists()]
+    others = [job for job in held if records(job.directory.config()) != records(job.plan.config)]
+    for job in others:
+        if job.directory.metrics():
+            raise _another_run(job)
+    for job in held:
+        if job in others:
+            job.directory.abandon()
+        else:
             job.look()
             job.state = "finished" if job.directory.finished() else "waiting"
     return jobs
 
 
-def _check_setups(configs: Sequence[Config]) -> None:
+def check_setups(plans: Sequence[Plan]) -> None:
     """Refuse impossible models, data and sizes: one dry setup for all runs that have the same shapes."""
-    shapes = dict.fromkeys(
-        replace(config, seed=0, algorithm="fsl-sage", data=replace(config.data, partition="iid", alpha=1.0))
-        for config in configs
-    )
-    for config in shapes:
+    configs = [plan.config for plan in plans]
+    shapes = [replace(config, seed=0, data=replace(config.data, partition="iid", alpha=1.0)) for config in configs]
+    for config in dict.fromkeys(shapes):
         pick_device(config.device)
         make_dry_setup(config)
 
 
-def _check_same(job: Job) -> None:
-    """Refuse another run; one that differs in what its algorithm does not know, such as an alignment, is the same."""
-    held, wanted = job.directory.config(), job.plan.config
-    if records(held) == records(wanted):
-        return
-    if not job.directory.metrics():
-        job.directory.abandon()
-        return
-    there, asked = (settings_of(records(config)) for config in (held, wanted))
+def _another_run(job: Job) -> InputError:
+    """A run that differs only in what its algorithm does not know, such as an alignment, is not another one."""
+    there, asked = (settings_of(records(config)) for config in (job.directory.config(), job.plan.config))
     differ = [f"{option(path)} {there[path]}, not {asked[path]}" for path in asked if there[path] != asked[path]]
-    raise InputError(
+    return InputError(
         f"{job.directory.path} holds a run with other options ({'; '.join(differ) or 'other computing options'}): "
         "give another --out, or move that directory away."
     )
@@ -92,13 +89,11 @@ def machines(config: Config, runs: int, jobs: int | None) -> Iterator[tuple[int,
         yield found
 
 
-def run_grid(
-    jobs: Sequence[Job], out: Path, at_once: int, workers: int, progress: Progress, start: Start | None = None
-) -> None:
-    """Run what is not finished. An interrupt stops the runs; their checkpoints stay."""
+def run_grid(jobs: Sequence[Job], at_once: int, workers: int, progress: Progress, start: Start | None = None) -> None:
+    """Run what is not finished, in a locked folder. An interrupt stops the runs; their checkpoints stay."""
     waiting = [job for job in jobs if job.state == "waiting"]
     running: list[tuple[Job, Running]] = []
-    with _lock(out), progress:
+    with progress:
         try:
             while waiting or running:
                 while waiting and len(running) < at_once:
@@ -122,7 +117,7 @@ def run_grid(
 
 
 @contextmanager
-def _lock(out: Path) -> Iterator[None]:
+def locked(out: Path) -> Iterator[None]:
     """No second comparison in the same folder at the same time (where the system has file locks)."""
     try:
         out.mkdir(parents=True, exist_ok=True)

@@ -16,9 +16,10 @@ from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 from fsl_sage.report.options import HETEROGENEITY, concerns, dirichlet_alpha, heterogeneity
 from fsl_sage.report.panels import LOOK, Drawing, legend_of, line, log_if_needed, pages, plain_numbers
 from fsl_sage.report.study import ACCURACY, COSINE, LOSS, NMSE, Metric, Series, Setting, Study
-from fsl_sage.report.style import bytes_name, option_name, style, value_name
+from fsl_sage.report.style import bytes_name, option_axis, option_name, style, value_name
 
 GIB_AXIS = "communication, GiB (the paper's convention)"
+WHOLE_AXIS = "communication, GiB (whole models, frozen weights too)"
 
 
 def draw_figures(study: Study, bandwidth: float) -> list[Drawing]:
@@ -43,7 +44,8 @@ def _by_setting(study: Study) -> list[tuple[str, Setting]]:
 
 
 def _curves(study: Study, metric: Metric) -> Iterator[Drawing]:
-    for axis, label in (("gib", GIB_AXIS), ("rounds", "rounds")):
+    whole = [("whole_gib", WHOLE_AXIS)] if study.has_frozen_weights else []
+    for axis, label in (("gib", GIB_AXIS), *whole, ("rounds", "rounds")):
 
         def paint(axes: Axes, setting: Setting, axis: str = axis, label: str = label) -> None:
             for series in reversed(study.within(setting)):
@@ -57,9 +59,9 @@ def _curves(study: Study, metric: Metric) -> Iterator[Drawing]:
             if not metric.higher_is_better:
                 log_if_needed(axes)
 
-        against = "communication" if axis == "gib" else "rounds"
+        against = {"gib": "communication", "whole_gib": "communication with models sent whole"}.get(axis, axis)
         caption = f"{metric.label.capitalize()} against {against}: mean over the seeds, shaded one standard deviation"
-        name = f"{metric.key.removeprefix('test_')}-{axis}"
+        name = f"{metric.key.removeprefix('test_')}-{axis.replace('_', '-')}"
         yield from pages(name, caption, _by_setting(study), paint, legend=legend_of(study.algorithms))
 
 
@@ -151,8 +153,10 @@ def _accuracy_against_communication(study: Study) -> Iterator[Drawing]:
 
 
 def _level(setting: Setting) -> float:
+    if HETEROGENEITY not in setting.values:
+        return math.inf
     alpha = _alpha(setting)
-    return math.inf if alpha is None else alpha
+    return 0.0 if alpha is None else alpha  # shards and restaurants: as heterogeneous as can be
 
 
 def _name(level: Any) -> str:
@@ -274,7 +278,7 @@ def _ablation(study: Study, path: str) -> Iterator[Drawing]:
                 _final_and_best(axes, algorithm, _points(places, series, metric), joined=joined)
             else:
                 _baseline(axes, series[0], metric)
-        axes.set(xlabel=option_name(path), ylabel=metric.axis)
+        axes.set(xlabel=option_axis(path), ylabel=metric.axis)
         axes.set_xticks(places, [_value_label(study, path, setting) for setting in members])
         axes.margins(x=0.08)
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from fsl_sage.algorithms import make_algorithm
 from fsl_sage.config import NO_PART_OF_THE_RESULT, Config, from_dict, option, read_preset
 from fsl_sage.errors import InputError
-from fsl_sage.report.options import IID, concerns, flatten, heterogeneity, nest, option_path, options_of
+from fsl_sage.report.options import IID, NO_SETTING, concerns, flatten, heterogeneity, nest, option_path, options_of
 
 LAZY = "lazy-fsl-sage"
 _OWN_OPTION = {"algorithm": "--algorithms", "seed": "--seeds", "data.alpha": "--alpha", "data.partition": "--alpha"}
@@ -77,6 +77,19 @@ def for_algorithms(config: Config, preset: Config, algorithms: Sequence[str]) ->
     return replace(config, algorithm=chosen[0], align_until=None)
 
 
+def refuse_overruled(config: Config, preset: Config, grid: Grid) -> None:
+    """Refuse an option for all runs where the grid gives each run its own."""
+    by_grid = {"algorithm": grid.algorithms, "seed": grid.seeds, "data.partition": grid.alpha, "data.alpha": grid.alpha}
+    given, usual = options_of(config), options_of(preset)
+    for path, values in {**by_grid, **grid.vary}.items():
+        if values and path in given and given[path] != usual[path]:
+            instead = _OWN_OPTION.get(path, f"--vary {path}=…")
+            raise InputError(
+                f"{option(path)} {given[path]} has no effect on a grid with {', '.join(map(str, values))}: "
+                f"give {instead} instead."
+            )
+
+
 def parse_vary(texts: Sequence[str]) -> dict[str, tuple[Any, ...]]:
     """`OPTION=a,b,c` as it is given on the command line."""
     varied: dict[str, tuple[Any, ...]] = {}
@@ -122,6 +135,8 @@ def _check(config: Config, grid: Grid, algorithms: Sequence[str]) -> None:
             raise InputError(f"--vary {path} is not possible: give {_OWN_OPTION[path]} with several values.")
         if path.split(".")[0] in NO_PART_OF_THE_RESULT:
             raise InputError(f"--vary {path} is not possible: {option(path)} never changes a run's numbers.")
+        if path in NO_SETTING:
+            raise InputError(f"--vary {path} is not possible: {option(path)} says how to compute, not what.")
         if not any(concerns(algorithm, path) for algorithm in algorithms):
             raise InputError(f"--vary {path} changes nothing: it does not concern {', '.join(algorithms)}.")
     if config.align_until is not None and LAZY not in algorithms:

@@ -170,6 +170,7 @@ def _data(study: Study) -> dict[str, Any]:
         "algorithms": [{"name": look.name, "colour": look.colour, "dash": look.dash} for look in looks],
         "settings": [setting.label for setting in study.settings],
         "metrics": [_metric(metric) for metric in metrics],
+        "frozen": study.has_frozen_weights,
         "series": [_series(study, series, metrics) for series in study.series],
         "shades": [to_hex(colour) for colour in colormaps["viridis"](np.linspace(0, 0.85, 24))],
     }
@@ -194,6 +195,7 @@ def _series(study: Study, series: Series, metrics: Sequence[Metric]) -> dict[str
         "seeds": len(series.runs),
         "rounds": first.rounds.tolist(),
         "gib": _numbers(first.gib),
+        "whole_gib": _numbers(first.whole_gib),
         "seconds": _numbers(first.seconds),
         "values": values,
     }

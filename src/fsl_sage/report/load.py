@@ -56,6 +56,12 @@ class Run:
         """[rounds] GiB moved so far, by the paper's convention."""
         return self.values("bytes_paper") / GIB
 
+    @property
+    def whole_gib(self) -> np.ndarray:
+        """[rounds] The same, as if every model were sent whole, frozen weights too, as the paper counts adapters."""
+        whole = self.values("bytes_whole_models") / GIB
+        return np.where(np.isnan(whole), self.gib, whole)
+
 
 def load_runs(folder: Path) -> tuple[list[Run], list[str]]:
     """All runs under a folder that have played a round, and a sentence on each that cannot be used."""

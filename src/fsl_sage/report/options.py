@@ -12,7 +12,7 @@ HETEROGENEITY = "heterogeneity"
 IID = "iid"
 
 # What distinguishes the runs of a series, or says where and how a run was computed: never a setting.
-_NO_SETTING = {"algorithm", "seed", "device", "threads", "data.dir", *NO_PART_OF_THE_RESULT}
+NO_SETTING = {"algorithm", "seed", "device", "threads", "data.dir", *NO_PART_OF_THE_RESULT}
 _PARTITION = {"data.partition", "data.alpha", "data.shards_per_client"}
 
 
@@ -53,7 +53,7 @@ def records(config: Config) -> dict[str, Any]:
 
 def settings_of(options: Mapping[str, Any]) -> dict[str, Any]:
     """Those options that may be a setting of a comparison; the partition is one of them, as `heterogeneity`."""
-    kept = {path: value for path, value in options.items() if path not in _NO_SETTING | _PARTITION}
+    kept = {path: value for path, value in options.items() if path not in NO_SETTING | _PARTITION}
     return {HETEROGENEITY: heterogeneity(options), **kept}
 
 
@@ -84,6 +84,8 @@ def concerns(algorithm: str, path: str) -> bool:
         return algorithm == "lazy-fsl-sage"
     if path in ("align_every", "warm_start") or path.startswith("alignment."):
         return issubclass(kind, FSLSAGE)
+    if path == "optimizer.server_lr":
+        return kind.has_s_server
     if path in ("model.auxiliary", "upload_every"):
         return "auxiliary" in kind.holds
     return True

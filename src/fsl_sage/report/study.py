@@ -12,6 +12,9 @@ from fsl_sage.report.load import Run
 from fsl_sage.report.options import HETEROGENEITY, concerns, dirichlet_alpha, settings_of
 from fsl_sage.report.style import rank, value_name
 
+_OF_TASK = ("clients", "cohort", "model.name", HETEROGENEITY)
+"""Options, beside those of the data, that say what is to be learnt and by whom."""
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -58,6 +61,7 @@ class Curve(NamedTuple):
 
     rounds: np.ndarray
     gib: np.ndarray
+    whole_gib: np.ndarray
     seconds: np.ndarray
     mean: np.ndarray
     std: np.ndarray
@@ -110,11 +114,11 @@ class Series:
         """Mean and spread over the seeds, as far as all of them went."""
         values = self._stacked(lambda run: run.values(metric.key)) * metric.scale
         std = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(self.rounds)
-        gib, seconds = (
+        gib, whole, seconds = (
             self._stacked(read).mean(axis=0)
-            for read in (lambda run: run.gib, lambda run: run.values("elapsed_seconds"))
+            for read in (lambda run: run.gib, lambda run: run.whole_gib, lambda run: run.values("elapsed_seconds"))
         )
-        return Curve(np.arange(1, self.rounds + 1), gib, seconds, values.mean(axis=0), std)
+        return Curve(np.arange(1, self.rounds + 1), gib, whole, seconds, values.mean(axis=0), std)
 
     def _stacked(self, read: Callable[[Run], np.ndarray]) -> np.ndarray:
         return np.stack([read(run)[: self.rounds] for run in self.runs])
@@ -135,6 +139,15 @@ class Series:
         """GiB moved when a run was at its best, mean over the seeds."""
         pick = np.nanargmax if metric.higher_is_better else np.nanargmin
         return float(np.mean([run.gib[pick(run.values(metric.key))] for run in self.runs]))
+
+    def rounds_within(self, gib: float) -> int:
+        """Rounds that every run has played within an amount of communication."""
+        return min(int((run.gib <= gib * (1 + 1e-9)).sum()) for run in self.runs)
+
+    @property
+    def least_gib(self) -> float:
+        """GiB that every run has moved, by the paper's convention."""
+        return float(min(run.gib[-1] for run in self.runs))
 
     @property
     def moved_gib(self) -> float:
@@ -169,7 +182,7 @@ class Study:
 
     runs: tuple[Run, ...]
     varying: tuple[str, ...]
-    """Options that differ between runs of the same algorithm."""
+    """Options that differ between runs of the same algorithm, and options of the task that differ at all."""
     series: tuple[Series, ...]
     settings: tuple[Setting, ...]
     """Where algorithms meet: one that an option does not concern is in every setting of it."""
@@ -201,6 +214,11 @@ class Study:
         return any(series.has(metric) for series in self.series)
 
     @property
+    def has_frozen_weights(self) -> bool:
+        """Whether it makes a difference if models are counted whole."""
+        return any(not np.array_equal(run.gib, run.whole_gib) for run in self.runs)
+
+    @property
     def main_metric(self) -> Metric:
         """What algorithms are judged by."""
         return ACCURACY if self.has(ACCURACY) else LOSS
@@ -214,7 +232,7 @@ def make_study(runs: Sequence[Run]) -> Study:
         for path, value in own.items():
             if concerns(run.algorithm, path) or (path, run.algorithm) == ("align_until", "fsl-sage"):
                 values[run.algorithm, path].add(_hashable(value))
-    varying = sorted({path for (_, path), seen in values.items() if len(seen) > 1}, key=_place_of_option)
+    varying = sorted(_varying(values), key=_place_of_option)
     order = _order_of_values(runs, options)
     groups: dict[tuple[str, tuple[Any, ...]], list[Run]] = defaultdict(list)
     for run, own in zip(runs, options, strict=True):
@@ -225,6 +243,17 @@ def make_study(runs: Sequence[Run]) -> Study:
     series = [Series(name, Setting(dict(own)), tuple(members)) for (name, own), members in groups.items()]
     series.sort(key=lambda each: (order(each.setting), rank(each.algorithm), each.algorithm))
     return Study(tuple(runs), tuple(varying), tuple(series), _meeting_points(series))
+
+
+def _varying(values: Mapping[tuple[str, str], set[Any]]) -> set[str]:
+    """Options that differ between runs of one algorithm; those of the task, also between algorithms.
+
+    Each algorithm may have a learning rate of its own and still be compared with the others; data of its own, not.
+    """
+    within = {path for (_, path), seen in values.items() if len(seen) > 1}
+    of_task = {path for _, path in values if path in _OF_TASK or path.startswith("data.")}
+    seen = {path: set().union(*(own for (_, other), own in values.items() if other == path)) for path in of_task}
+    return within | {path for path in of_task if len(seen[path]) > 1}
 
 
 def _meeting_points(series: Sequence[Series]) -> tuple[Setting, ...]:

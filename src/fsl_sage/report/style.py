@@ -52,18 +52,40 @@ def style(algorithm: str) -> Style:
     return Style(NAMES.get(algorithm, algorithm), colour, _MARKERS[place % len(_MARKERS)], dash)
 
 
+_OPTIONS = {HETEROGENEITY: "partition", "data.name": "data", "align_every": "alignment interval"}
+_TELLING = ("alignment", "lora", "optimizer")  # without these, two options would have the same name
+_UNITS = {
+    "align_every": "rounds",
+    "align_until": "rounds",
+    "upload_every": "steps",
+    "local_steps": "steps",
+    "alignment.steps": "steps",
+    "batch_size": "samples",
+    "alignment.samples": "samples",
+    "alignment.batch_size": "samples",
+}
+
+
+def option_axis(path: str) -> str:
+    """An option's name with its unit, for an axis."""
+    return f"{option_name(path)}, {_UNITS[path]}" if path in _UNITS else option_name(path)
+
+
 def option_name(path: str) -> str:
-    """An option's name for people."""
-    if path == HETEROGENEITY:
-        return "partition"
-    return path.split(".")[-1].replace("_", " ") if path != "data.name" else "data"
+    """An option's name for people, no other's."""
+    if path in _OPTIONS:
+        return _OPTIONS[path]
+    group, _, name = path.rpartition(".")
+    return f"{group if group in _TELLING else ''} {name}".replace("_", " ").strip()
 
 
 def value_name(path: str, value: object) -> str:
     """An option's value for people, readable where it stands alone."""
     if path == HETEROGENEITY:
         alpha = dirichlet_alpha(str(value))
-        return IID if value == IID else f"{str(value)[6:]} shards" if alpha is None else f"α = {alpha:g}"
+        if str(value).startswith("shards"):
+            return f"{str(value)[6:]} shards"
+        return f"α = {alpha:g}" if alpha is not None and value != IID else str(value)
     if path in ("data.name", "model.name"):
         return str(value)
     text = f"{value:g}" if isinstance(value, float) else str(value)

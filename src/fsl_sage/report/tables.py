@@ -55,8 +55,8 @@ def make_tables(study: Study, targets: Sequence[float]) -> list[Table]:
 
 
 def common_gib(study: Study, setting: Setting) -> float:
-    """GiB that every algorithm of a setting has moved."""
-    return min(series.moved_gib for series in study.within(setting))
+    """GiB that every run of a setting has moved."""
+    return min(series.least_gib for series in study.within(setting))
 
 
 def _overview(study: Study, metric: Metric, which: str) -> Table:
@@ -83,7 +83,7 @@ def _captions(metric: Metric, which: str) -> str:
         "best": f"Best {metric.label}{unit} of any round",
         "final": f"Final {metric.label}{unit}, after the last round",
         "equal": f"Best {metric.label}{unit} at equal communication: "
-        "within the GiB that every algorithm of the setting has moved",
+        "within the GiB that every run of the setting has moved",
     }
     return captions[which]
 
@@ -107,7 +107,7 @@ def _record(
         "standard_deviation": round(value.std, 4) if value.seeds > 1 else "",
         "seeds": value.seeds,
         "gib": round(gib, 6),
-        "rounds": series.rounds,
+        "rounds": series.rounds_within(gib) if which == "equal" else series.rounds,
     }
 
 
@@ -260,7 +260,9 @@ def _run_record(series: Series, run: Run, metric: Metric) -> dict[str, Any]:
 
 
 def _show(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 # The four forms

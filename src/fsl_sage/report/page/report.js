@@ -7,9 +7,23 @@
   const AXES = {
     rounds: "rounds",
     gib: "communication, GiB",
+    whole_gib: "communication, GiB, with models sent whole",
     seconds: "measured time of the simulation, s",
   };
   const state = { metric: 0, x: "gib", xScale: "linear", yScale: "linear", by: "algorithm", setting: 0, algorithm: 0 };
+
+  const hidden = new Set();  // names that the reader has put away, also while another metric does without them
+
+  function visible(style) {
+    return hidden.has(style.name) ? "legendonly" : true;
+  }
+
+  function remember() {
+    for (const trace of plot.data) {
+      if (trace.visible === "legendonly") hidden.add(trace.legendgroup);
+      else hidden.delete(trace.legendgroup);
+    }
+  }
 
   function shown() {
     const fixed = state.by === "algorithm"
@@ -33,7 +47,7 @@
     return {
       type: "scatter", mode: "lines", x: x.concat(x.slice().reverse()), y: upper.concat(lower.slice().reverse()),
       fill: "toself", fillcolor: style.colour + "26", line: { width: 0 }, hoverinfo: "skip", showlegend: false,
-      legendgroup: style.name, name: style.name + " spread",
+      legendgroup: style.name, name: style.name + " spread", uid: style.name + " spread", visible: visible(style),
     };
   }
 
@@ -44,7 +58,7 @@
       type: "scatter", mode: one.rounds.length > 60 ? "lines" : "lines+markers", x: one[state.x], y: values.mean,
       customdata: one.rounds.map((round, i) => [round, one.gib[i], one.seconds[i], values.std[i]]),
       line: { color: style.colour, width: 2.5, dash: style.dash }, marker: { size: 6 }, legendgroup: style.name,
-      name: style.name,
+      name: style.name, uid: style.name, visible: visible(style),
       hovertemplate: "<b>" + style.name + "</b><br>%{y:.4~g}" + seeds +
         "<br>round %{customdata[0]}, %{customdata[1]:.3~f} GiB, %{customdata[2]:.0f} s<extra></extra>",
     };
@@ -122,7 +136,8 @@
   }
 
   if (data.metrics.length > 1) buttons("shown", "metric", data.metrics.map((metric, place) => [place, metric.short]));
-  buttons("x-axis", "x", [["gib", "GiB"], ["rounds", "rounds"], ["seconds", "time"]]);
+  const whole = data.frozen ? [["whole_gib", "GiB, whole models"]] : [];
+  buttons("x-axis", "x", [["gib", "GiB"], ...whole, ["rounds", "rounds"], ["seconds", "time"]]);
   buttons("x scale", "xScale", [["linear", "linear"], ["log", "log"]]);
   buttons("y scale", "yScale", [["linear", "linear"], ["log", "log"]]);
   if (data.settings.length > 1) {
@@ -131,4 +146,5 @@
     choice("algorithm", "algorithm", data.algorithms.map((algorithm) => algorithm.name), "setting");
   }
   refresh();
+  plot.on("plotly_restyle", remember);
 })();
