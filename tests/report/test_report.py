@@ -1,5 +1,6 @@
 """What a report writes: figures for which there are data, tables in three forms, one page."""
 
+import csv
 import re
 import time
 
@@ -106,3 +107,13 @@ def test_the_same_data_give_the_same_files(tmp_path):
 def test_impossible_options_are_refused(options):
     with pytest.raises(InputError, match="is not possible"):
         ReportOptions(**options)
+
+
+def test_a_report_of_two_hundred_runs(tmp_path):
+    write_grid(tmp_path / "grid", seeds=11, partitions=("iid", 1.0, 0.1))
+    write_report(tmp_path / "grid", tmp_path / "report", ReportOptions())
+    with open(tmp_path / "report" / "tables" / "runs.csv") as file:
+        assert len(file.readlines()) == 1 + 11 * 3 * 6
+    with open(tmp_path / "report" / "tables" / "best-accuracy.csv") as file:
+        assert {line["seeds"] for line in csv.DictReader(file)} == {"11"}
+    assert (tmp_path / "report" / "report.html").stat().st_size < 10_000_000
