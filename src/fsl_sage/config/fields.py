@@ -1,15 +1,9 @@
 """The configuration of a run: frozen dataclasses. A field's docstring is its help text on the command line."""
 
-import dataclasses
-import hashlib
-import json
 import math
-import tomllib
-import types
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
 from fsl_sage.errors import InputError
 
@@ -308,118 +302,3 @@ def _ranges(config: Config) -> list[tuple[str, float | None, str, float, float]]
             value = getattr(value, name)
         rows.append((path, value, accepted, low, high))
     return rows
-
-
-def to_dict(config: Any) -> dict[str, Any]:
-    """Plain values only, fit for JSON."""
-    return json.loads(json.dumps(dataclasses.asdict(config), default=str))
-
-
-def from_dict(values: Mapping[str, Any], base: Any = None, path: str = "") -> Any:
-    """The configuration with `values` (nested, as in TOML or JSON) in the place of `base`'s; refuses unknown keys."""
-    base = default_config(_data_of(values)) if base is None else base
-    hints = get_type_hints(type(base))
-    changes = {}
-    for key, value in values.items():
-        if key not in hints:
-            raise InputError(f"'{path}{key}' is not an option; there are: {', '.join(sorted(hints))}.")
-        if dataclasses.is_dataclass(hints[key]):
-            if not isinstance(value, Mapping):
-                raise InputError(f"'{path}{key}' is a group of options: write it as a table [{path}{key}].")
-            changes[key] = from_dict(value, getattr(base, key), f"{path}{key}.")
-        else:
-            changes[key] = _convert(value, hints[key], path + key)
-    return dataclasses.replace(base, **changes)
-
-
-def _data_of(values: Mapping[str, Any]) -> str:
-    data = values.get("data")
-    return str(data["name"]) if isinstance(data, Mapping) and "name" in data else DataConfig.name
-
-
-def _convert(value: Any, hint: Any, path: str) -> Any:
-    """Check a plain value against a field's type."""
-    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-    for kind in kinds:
-        if kind is type(None) and value is None:
-            return None
-        if get_origin(kind) is Literal and value in get_args(kind):
-            return value
-        if get_origin(kind) is tuple and isinstance(value, list | tuple):
-            return tuple(_convert(item, get_args(kind)[0], path) for item in value)
-        if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
-        if kind is int and isinstance(value, int) and not isinstance(value, bool):
-            return value
-        if kind in (str, bool) and isinstance(value, kind):
-            return value
-        if kind is str and isinstance(value, int) and not isinstance(value, bool):
-            return str(value)  # an auxiliary of so many bytes
-        if kind is Path and isinstance(value, str | Path):
-            return Path(value)
-    raise InputError(f"{option(path)} {value!r} is not possible: give {_describe(kinds)}.")
-
-
-def _describe(kinds: tuple[Any, ...]) -> str:
-    names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", Path: "a path"}
-    words = []
-    for kind in kinds:
-        if get_origin(kind) is Literal:
-            words += [str(choice) for choice in get_args(kind)]
-        elif kind is not type(None):
-            words.append(names.get(kind, "a list"))
-    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
-
-
-PRESETS = Path(__file__).parent / "presets"
-
-
-def preset_names() -> list[str]:
-    """The presets that come with the package."""
-    return sorted(path.stem for path in PRESETS.glob("*.toml"))
-
-
-def read_preset(name_or_path: str | Path) -> dict[str, Any]:
-    """The values of a preset by name ("paper") or of a TOML file, as they are written there."""
-    path = Path(name_or_path)
-    if path.suffix != ".toml":
-        path = PRESETS / f"{name_or_path}.toml"
-        if not path.exists():
-            raise InputError(f"There is no preset '{name_or_path}'; there are: {', '.join(preset_names())}.")
-    try:
-        return tomllib.loads(path.read_text())
-    except FileNotFoundError:
-        raise InputError(f"There is no file {path}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise InputError(f"{path} cannot be read as TOML: {error}.") from None
-
-
-def load_preset(name_or_path: str | Path, base: Config | None = None) -> Config:
-    """A preset whose keys are the configuration's fields; a table [compare], the grid of `compare`, is left out."""
-    values = read_preset(name_or_path)
-    values.pop("compare", None)
-    try:
-        return from_dict(values, base)
-    except InputError as error:
-        raise InputError(f"{name_or_path}: {error}") from None
-
-
-def digest(config: Config) -> str:
-    """A fingerprint of all that decides the numbers of a run.
-
-    What has its default is left out, so that an option which a later version adds does not make it another run.
-    """
-    values = _differing(to_dict(config), to_dict(Config()))
-    values = {key: value for key, value in values.items() if key not in NO_PART_OF_THE_RESULT}
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _differing(values: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that are not the usual ones; of a group, those in it."""
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            found |= {key: own} if (own := _differing(value, usual[key])) else {}
-        elif value != usual[key]:
-            found[key] = value
-    return found
