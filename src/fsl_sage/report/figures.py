@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
 from fsl_sage.report.options import HETEROGENEITY, concerns, dirichlet_alpha, heterogeneity
-from fsl_sage.report.panels import LOOK, Drawing, legend_of, line, log_if_needed, pages, plain_numbers
+from fsl_sage.report.panels import LOOK, Drawing, legend_of, line, log_if_far_apart, log_if_needed, pages, plain_numbers
 from fsl_sage.report.study import ACCURACY, COSINE, LOSS, NMSE, Metric, Series, Setting, Study
 from fsl_sage.report.style import bytes_name, option_axis, option_name, style, value_name
 
@@ -48,12 +48,14 @@ def _curves(study: Study, metric: Metric) -> Iterator[Drawing]:
     for axis, label in (("gib", GIB_AXIS), *whole, ("rounds", "rounds")):
 
         def paint(axes: Axes, setting: Setting, axis: str = axis, label: str = label) -> None:
+            ends = []
             for series in reversed(study.within(setting)):
                 if series.has(metric):
                     curve = series.curve(metric)
                     line(axes, series, getattr(curve, axis), curve.mean, curve.std)
+                    ends.append(float(getattr(curve, axis)[-1]))
             axes.set(xlabel=label, ylabel=metric.axis)
-            axes.set_xlim(left=0)
+            log_if_far_apart(axes, ends)
             if axis == "rounds":
                 axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             if not metric.higher_is_better:

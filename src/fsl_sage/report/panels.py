@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogFormatter
+from matplotlib.ticker import LogFormatter, LogLocator, NullLocator
 
 from fsl_sage.records.files import write_bytes
 from fsl_sage.report.study import Series
@@ -121,6 +121,17 @@ def log_if_needed(axes: Axes) -> None:
     if len(values) and values.max() > 20 * np.median(values):
         axes.set_yscale("log")
         plain_numbers(axes)
+
+
+def log_if_far_apart(axes: Axes, ends: Sequence[float]) -> None:
+    """A curve that ends far beyond the others would press them against the left edge."""
+    if ends and max(ends) > 4 * min(ends) > 0:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_locator(NullLocator())
+    else:
+        axes.set_xlim(left=0)
 
 
 def plain_numbers(axes: Axes) -> None:
