@@ -224,14 +224,14 @@ def compare(directory: Path, options: argparse.Namespace) -> None:
     for name in PROCESSES:
         found[name] = row = fresh_process(name, directory, sys.argv[1:])
         print(
-            f"{name:22} {row.parameters:12,} {row.trained:9,} {row.libraries / 2**20:7.0f} MB "
-            f"{row.peak / 2**20:7.0f} MB {row.seconds:6.1f} s",
+            f"{name:22} {row.parameters:12,} {row.trained:9,} {row.libraries / 2**20:7.0f} MiB "
+            f"{row.peak / 2**20:7.0f} MiB {row.seconds:6.1f} s",
             flush=True,
         )
     of_server = max(found["S-server, training"].peak, found["S-server, alignment"].peak)
     both, one = found["client"].peak + of_server, found["whole model"].peak
     print(
-        f"\nclient + S-server: {both / 2**20:,.0f} MB, {both / one:.2f} times the whole model's {one / 2**20:,.0f} MB"
+        f"\nclient + S-server: {both / 2**20:,.0f} MiB, {both / one:.2f} times the whole model's {one / 2**20:,.0f} MiB"
     )
     print(f"a client alone: {found['client'].peak / one:.2f} times")
 
