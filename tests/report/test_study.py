@@ -5,9 +5,12 @@ import json
 import numpy as np
 import pytest
 
+from fsl_sage.config import Config
 from fsl_sage.errors import InputError
 from fsl_sage.report.load import load_runs
+from fsl_sage.report.options import options_of, settings_of
 from fsl_sage.report.study import ACCURACY, COSINE, Setting, make_study
+from fsl_sage.report.style import option_name
 from tests.report.made_up import made_up_config, write_grid, write_run
 
 
@@ -154,3 +157,8 @@ def test_settings_cover_what_says_less():
     assert whole.covers(Setting({"b": 2}))
     assert not whole.covers(Setting({"b": 3}))
     assert whole.without("a") == Setting({"b": 2})
+
+
+def test_no_two_options_have_the_same_name_for_people():
+    paths = settings_of(options_of(Config()))
+    assert len({option_name(path) for path in paths}) == len(paths)
