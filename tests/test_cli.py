@@ -62,6 +62,13 @@ def test_the_defaults_are_those_of_the_data_that_the_options_name(monkeypatch):
     assert (images.batch_size, images.optimizer.name) == (256, "adam")
 
 
+def test_what_texts_have_by_default_may_be_varied():
+    vary = "compare --data.name e2e --model.name hf:gpt2 --vary batch_size=4,8 --out unused --dry-run"
+    done = command(*vary.split())
+    assert done.returncode == 0, done.stderr
+    assert "batch-size4" in done.stdout.replace("\n", "")
+
+
 def test_run_as_the_docs_say(tmp_path):
     out = tmp_path / "run"
     options = """run --algorithm fsl-sage --model.name small-cnn --data.name cifar10-mini --data.partition dirichlet

@@ -338,7 +338,7 @@ def _parse_comparison(args: Sequence[str]) -> tuple[CompareArguments, Grid]:
     )
     vary = {**grid.vary, **parse_vary(arguments.vary)}
     grid = Grid(arguments.algorithms, arguments.seeds, arguments.alpha, vary)
-    base = _base(source)
+    base = _base(source, default_config(arguments.config.data.name))
     refuse_overruled(arguments.config, base, grid)
     return replace(arguments, config=for_algorithms(arguments.config, base, arguments.algorithms)), grid
 
