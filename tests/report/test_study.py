@@ -104,6 +104,17 @@ def test_communication_takes_as_long_as_the_busiest_client_needs(tmp_path):
     assert series.communication_seconds(3, bandwidth=80) == pytest.approx(1.8)
 
 
+def test_a_round_that_was_slow_with_one_seed_does_not_make_an_algorithm_slow(tmp_path):
+    for seed, seconds in enumerate([[2, 3, 2], [2, 900, 4], [30, 5, 3]]):
+        run = write_run(tmp_path / str(seed), made_up_config("fedavg", seed=seed), accuracies=[0.1, 0.2, 0.3])
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        lines = [line | {"seconds": second} for line, second in zip(lines, seconds, strict=True)]
+        (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (series,) = study_of(tmp_path).series
+    assert series.computation_seconds(3) == 2 + 5 + 3
+    assert series.computation_seconds(1) == 2
+
+
 def test_what_was_not_measured_is_not_a_number(tmp_path):
     study = study_of(write_run(tmp_path / "a", made_up_config("fedavg")).parent)
     assert not study.has(COSINE)

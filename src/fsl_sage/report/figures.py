@@ -356,7 +356,8 @@ def _latency(study: Study, bandwidth: float) -> Iterator[Drawing]:
         Patch(facecolor="#cccccc", edgecolor="#555555", hatch="///", label=f"communication at {bandwidth:g} Mbit/s"),
     ]
     caption = (
-        "Latency. Computation: wall time of the simulation on the machine that ran it, all clients and evaluation. "
+        "Latency. Computation: wall time of the simulation on the machine that ran it, all clients and evaluation, "
+        "of each round the median over seeds. "
         f"Communication: in each round the busiest client's bytes up and down at {bandwidth:g} Mbit/s, "
         "clients in parallel"
     )

@@ -164,8 +164,8 @@ class Series:
         return found
 
     def computation_seconds(self, rounds: int) -> float:
-        """Measured time of the first rounds, mean over the runs."""
-        return float(np.mean([run.values("seconds")[:rounds].sum() for run in self.runs]))
+        """Measured time of the first rounds; of each round the runs' median, for other work may have slowed one of them."""
+        return float(np.median([run.values("seconds")[:rounds] for run in self.runs], axis=0).sum())
 
     def communication_seconds(self, rounds: int, bandwidth: float) -> float:
         """Time that the first rounds take on the wire at `bandwidth` Mbit/s for each client, all clients in parallel.
