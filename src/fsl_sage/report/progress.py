@@ -124,9 +124,8 @@ def print_costs_of_grid(console: Console, plans: Sequence[Plan], costs: Sequence
     paper, total = (sum(cost[name] for cost in costs) for name in ("bytes_paper", "bytes_total"))
     early = [plan.config for plan in plans if plan.config.target_accuracy or plan.config.max_seconds]
     most = " at most: a target accuracy or a time limit may end runs earlier" if early else ""
-    console.print(
-        f"{len(plans)} runs, {gib(paper)} by the paper's convention, {gib(total)} in all{most}.", highlight=False
-    )
+    runs = "1 run" if len(plans) == 1 else f"{len(plans)} runs"
+    console.print(f"{runs}, {gib(paper)} by the paper's convention, {gib(total)} in all{most}.", highlight=False)
     whole = sum(cost["bytes_whole_models"] for cost in costs)
     if whole != paper:
         console.print(f"If whole models travelled, with their frozen weights: {gib(whole)}.", highlight=False)

@@ -164,7 +164,7 @@ class Series:
         return found
 
     def computation_seconds(self, rounds: int) -> float:
-        """Measured time of the first rounds; of each round the runs' median, for other work may have slowed one of them."""
+        """Measured time of the first rounds; of each the median over runs, for other work may have slowed one."""
         return float(np.median([run.values("seconds")[:rounds] for run in self.runs], axis=0).sum())
 
     def communication_seconds(self, rounds: int, bandwidth: float) -> float:
