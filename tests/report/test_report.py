@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fsl_sage.algorithms import ALGORITHMS
 from fsl_sage.errors import InputError
+from fsl_sage.experiment import run
 from fsl_sage.report.figures import draw_figures
 from fsl_sage.report.load import load_runs
 from fsl_sage.report.panels import save
 from fsl_sage.report.study import make_study
+from fsl_sage.report.style import style
 from fsl_sage.report.write import ReportOptions, write_report
 from tests.report.made_up import made_up_config, write_grid, write_run
 
@@ -21,6 +24,15 @@ CURVES = ["accuracy-gib", "accuracy-rounds", "loss-gib", "loss-rounds"]
 
 def names_of(folder):
     return [drawing.name for drawing in draw_figures(make_study(load_runs(folder)[0]), 100.0)]
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "mine", "another"])
+def test_a_runs_own_figure_has_the_colour_that_its_algorithm_has_in_reports(algorithm, tiny, monkeypatch):
+    for name in ("mine", "another"):
+        monkeypatch.setitem(ALGORITHMS, name, ALGORITHMS["fedavg"])
+    figure = Image.open(run(tiny(algorithm=algorithm)).directory / "accuracy.png").convert("RGB")
+    seen = {f"#{r:02X}{g:02X}{b:02X}" for _, (r, g, b) in figure.getcolors(maxcolors=2**24)}
+    assert [name for name in ALGORITHMS if style(name).colour in seen] == [algorithm]
 
 
 def test_one_run_has_its_curves_fidelity_classes_and_latency(tmp_path):

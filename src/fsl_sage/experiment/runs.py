@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fsl_sage.algorithms import ALGORITHMS
 from fsl_sage.config import NO_PART_OF_THE_RESULT, Config, option
 from fsl_sage.engines.base import Engine, LostError, Setup
 from fsl_sage.engines.local import LocalEngine
@@ -16,7 +17,7 @@ from fsl_sage.engines.setup import make_setup
 from fsl_sage.errors import InputError, MissingExtra
 from fsl_sage.experiment.federation import Federation, draw_cohort
 from fsl_sage.models import save_adapters
-from fsl_sage.records.figures import accuracy_figure, classes_figure
+from fsl_sage.records.figures import accuracy_figure, classes_figure, colour_of
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.records.trackers import TRACKERS, Tracker
 from fsl_sage.wire.ledger import GIB
@@ -104,7 +105,8 @@ def play(
             for tracker in trackers:
                 tracker.round(metrics[-1])
         # 3. The final model, the figure, the result.
-        accuracy_figure(directory.path / "accuracy.png", metrics, config.algorithm)
+        colour = colour_of(config.algorithm, ALGORITHMS)
+        accuracy_figure(directory.path / "accuracy.png", metrics, config.algorithm, colour)
         result = _summary(metrics, stopped)
         model = federation.merged()
         save_adapters(directory.adapter, config.model.name, config.lora, model)

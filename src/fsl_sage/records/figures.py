@@ -1,6 +1,6 @@
 """The two figures of every run: accuracy against communication, and who holds which classes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -22,14 +22,20 @@ COLOURS = {
     "splitfed-ss": "#CC79A7",
     "fedavg": "#E69F00",
 }
-OTHER = "#555555"
+# For algorithms without a colour of their own: Tol's muted palette, which colour-blind people can tell apart.
+_MORE = ("#332288", "#117733", "#44AA99", "#88CCEE", "#999933", "#CC6677", "#882255", "#AA4499")
 
 
-def accuracy_figure(path: Path, metrics: Sequence[dict[str, Any]], algorithm: str) -> None:
+def colour_of(algorithm: str, known: Iterable[str]) -> str:
+    """An algorithm's colour: its own, or one by its place among all that are known."""
+    places = {name: place for place, name in enumerate(known)}
+    return COLOURS.get(algorithm, _MORE[places.get(algorithm, len(places)) % len(_MORE)])
+
+
+def accuracy_figure(path: Path, metrics: Sequence[dict[str, Any]], algorithm: str, colour: str) -> None:
     """Test accuracy against GiB moved, with the rounds that aligned marked."""
     figure = Figure(figsize=(6.4, 4), layout="constrained")
     axes = figure.subplots()
-    colour = COLOURS.get(algorithm, OTHER)
     gib = [line["bytes_paper"] / GIB for line in metrics]
     accuracy = [100 * line["test_accuracy"] for line in metrics]
     axes.plot(gib, accuracy, color=colour, marker="o", markersize=3, label=algorithm)

@@ -21,8 +21,8 @@ from fsl_sage.engines.setup import META, build_model, data_sizes
 from fsl_sage.errors import InputError
 from fsl_sage.experiment import cost
 from fsl_sage.models import is_language_model, is_trained_in_auxiliary, statistics_names, usual_auxiliary
-from fsl_sage.records.figures import COLOURS
 from fsl_sage.records.files import write_bytes
+from fsl_sage.report.style import style
 from fsl_sage.split import Analysis, AuxiliaryStates, CutPoint, SplitError, cut_points_of
 from fsl_sage.wire.message import ACTIVATIONS, AUXILIARY, CLIENT_MODEL, CUT_GRADIENTS, nbytes
 
@@ -326,7 +326,7 @@ def _draw_bytes(axes: Axes, table: Sequence[Row]) -> None:
         lines.setdefault(tuple(row.round_bytes[algorithm] for row in table), []).append(algorithm)
     for values, algorithms in lines.items():
         moved = [float("nan") if value is None else value / 1e6 for value in values]
-        label, colour = ", ".join(algorithms), COLOURS.get(algorithms[0])
+        label, colour = ", ".join(algorithms), style(algorithms[0]).colour
         axes.plot(moved, color=colour, marker="o", markersize=4, label=label)
     axes.set(ylabel="bytes of a round, MB", yscale="log", xticks=range(len(table)))
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))

@@ -3,7 +3,7 @@
 from typing import Literal, NamedTuple
 
 from fsl_sage.algorithms import ALGORITHMS
-from fsl_sage.records.figures import COLOURS
+from fsl_sage.records.figures import colour_of
 from fsl_sage.report.options import HETEROGENEITY, IID, dirichlet_alpha
 
 NAMES = {
@@ -17,8 +17,6 @@ NAMES = {
 # Shapes and dashes beside the colours: a figure must also be readable in grey.
 _MARKERS = ("o", "D", "s", "^", "v", "P", "X", "*", "<", ">", "p", "h")
 _DASHES = ("solid", "dash", "solid", "solid", "dash", "dot")
-# For algorithms without a colour of their own: Tol's muted palette, which colour-blind people can tell apart.
-_MORE = ("#332288", "#117733", "#44AA99", "#88CCEE", "#999933", "#CC6677", "#882255", "#AA4499")
 LineStyle = Literal["-", "--", ":", "-."]
 _MATPLOTLIB: dict[str, LineStyle] = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
 
@@ -47,7 +45,7 @@ def rank(algorithm: str) -> int:
 def style(algorithm: str) -> Style:
     """The same in every figure, whatever else is in it."""
     place = rank(algorithm)
-    colour = COLOURS.get(algorithm, _MORE[place % len(_MORE)])
+    colour = colour_of(algorithm, ALGORITHMS)
     dash = _DASHES[place] if place < len(_DASHES) else "dashdot"
     return Style(NAMES.get(algorithm, algorithm), colour, _MARKERS[place % len(_MARKERS)], dash)
 
