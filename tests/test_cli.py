@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from fsl_sage import cli
+from fsl_sage.cli import commands
 from fsl_sage.records.files import load_tensors
 
 SMALL = [
@@ -52,7 +53,7 @@ def test_help():
 
 def test_the_defaults_are_those_of_the_data_that_the_options_name(monkeypatch):
     seen = []
-    monkeypatch.setattr(cli, "run", lambda config, trackers: seen.append(config) or pytest.exit("seen"))
+    monkeypatch.setattr(commands, "run", lambda config, trackers: seen.append(config) or pytest.exit("seen"))
     for args in (["--data.name", "e2e"], ["--data.name", "e2e", "--optimizer.lr", "1e-3"], ["--preset", "paper"]):
         with pytest.raises(pytest.exit.Exception):
             cli.main(["run", *args])

@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from fsl_sage import cli
+from fsl_sage.cli import commands
 from fsl_sage.config import ModelConfig, load_preset
 from fsl_sage.errors import InputError, TrainingError
 from fsl_sage.experiment import run
@@ -248,7 +249,7 @@ def test_the_command_says_how_to_go_on(preset, tmp_path, monkeypatch, capsys):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "run_grid", interrupted)
+    monkeypatch.setattr(commands, "run_grid", interrupted)
     with pytest.raises(SystemExit) as left:
         cli.main(["compare", str(preset), "--out", str(tmp_path / "grid")])
     assert left.value.code == 130
@@ -273,8 +274,8 @@ def test_impossible_options_end_with_one_sentence(preset, capsys, options, messa
 
 def test_options_override_the_presets_grid(preset, monkeypatch):
     seen = []
-    monkeypatch.setattr(cli, "costs_of_runs", lambda plans: seen.extend(plan.name for plan in plans) or [])
-    monkeypatch.setattr(cli, "print_costs_of_grid", lambda *_: None)
+    monkeypatch.setattr(commands, "costs_of_runs", lambda plans: seen.extend(plan.name for plan in plans) or [])
+    monkeypatch.setattr(commands, "print_costs_of_grid", lambda *_: None)
     cli.main(["compare", str(preset), "--dry-run", "--seeds", "5", "--vary", "align_every=1,2", "--rounds", "9"])
     assert sorted(seen) == [
         "cse-fsl_iid_seed5",
@@ -286,9 +287,9 @@ def test_options_override_the_presets_grid(preset, monkeypatch):
 def test_a_few_algorithms_of_a_preset_leave_out_what_it_says_for_the_lazy_one(preset, monkeypatch, capsys):
     seen = []
     monkeypatch.setattr(
-        cli, "costs_of_runs", lambda plans: seen.extend(plan.config.align_until for plan in plans) or []
+        commands, "costs_of_runs", lambda plans: seen.extend(plan.config.align_until for plan in plans) or []
     )
-    monkeypatch.setattr(cli, "print_costs_of_grid", lambda *_: None)
+    monkeypatch.setattr(commands, "print_costs_of_grid", lambda *_: None)
     preset.write_text("align_until = 5\n" + PRESET)
     cli.main(["compare", str(preset), "--dry-run"])
     cli.main(["compare", str(preset), "--dry-run", "--algorithms", "lazy-fsl-sage"])

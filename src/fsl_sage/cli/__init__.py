@@ -1,0 +1,37 @@
+"""The `fsl-sage` command."""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from rich.markup import escape
+
+from fsl_sage.cli.commands import COMMANDS, ERRORS, OUT
+from fsl_sage.config import preset_names
+from fsl_sage.errors import InputError, TrainingError
+
+
+def _help() -> None:
+    OUT.print("[bold]fsl-sage[/]: federated split learning, FSL-SAGE and the systems it is compared with.\n")
+    OUT.print("usage: fsl-sage COMMAND [OPTIONS]      fsl-sage COMMAND --help explains a command's options\n")
+    for name, command in COMMANDS.items():
+        OUT.print(f"  [bold]{name:<8}[/] {(command.__doc__ or '').splitlines()[0]}", highlight=False)
+    OUT.print(f"\npresets: {', '.join(preset_names())} (with --preset), or your own TOML file", highlight=False)
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Exit codes: 0 done, 1 a training that failed, 2 an impossible option or file, 130 interrupted."""
+    args = sys.argv[1:] if args is None else list(args)
+    if not args or args[0] in ("-h", "--help", "help"):
+        _help()
+        return
+    try:
+        if args[0] not in COMMANDS:
+            raise InputError(f"'{args[0]}' is not a command: there are {', '.join(COMMANDS)}.")
+        COMMANDS[args[0]](args[1:])
+    except BrokenPipeError:  # the reader of our output, `head` or `less`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except (InputError, TrainingError) as error:
+        ERRORS.print(f"[bold red]fsl-sage:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        sys.exit(2 if isinstance(error, InputError) else 1)

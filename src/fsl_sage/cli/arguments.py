@@ -1,0 +1,151 @@
+"""The arguments of every command, as --help explains them."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from fsl_sage.config import Config
+from fsl_sage.report.samples import SampleOptions
+from fsl_sage.report.write import ReportOptions
+
+Flat = tyro.conf.arg(name="")
+
+
+@dataclass(frozen=True)
+class RunArguments:
+    """Train, and write a run directory."""
+
+    file: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[PRESET.toml]")] = None
+    """A TOML file with defaults that the options override."""
+    preset: str | None = None
+    """A preset of the package that the options override."""
+    config: Annotated[Config, Flat] = field(default_factory=Config)
+
+
+@dataclass(frozen=True)
+class CostArguments:
+    """Print the bytes of a round by kind and direction for every algorithm, without training."""
+
+    file: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[PRESET.toml]")] = None
+    """A TOML file with defaults that the options override."""
+    preset: str | None = None
+    """A preset of the package that the options override."""
+    json: bool = False
+    """Print one JSON object keyed by algorithm."""
+    config: Annotated[Config, Flat] = field(default_factory=Config)
+
+
+@dataclass(frozen=True)
+class CutsArguments:
+    """Where to cut the model: every cut with its sizes, bytes, FLOPs and memory, and a recommendation."""
+
+    file: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[PRESET.toml]")] = None
+    """A TOML file with defaults that the options override."""
+    preset: str | None = None
+    """A preset of the package that the options override."""
+    client_memory: str | None = None
+    """The memory that a client has for training, such as 500MB or 2GiB."""
+    uplink: str | None = None
+    """The bytes that a client may send in a round, such as 20MB."""
+    client_flops: str | None = None
+    """The floating-point operations that a client can spend on a step, such as 8e9 or 8G."""
+    figure: Path | None = None
+    """Also draw the table, into this PNG file."""
+    json: bool = False
+    """Print one JSON object."""
+    config: Annotated[Config, Flat] = field(default_factory=Config)
+
+
+@dataclass(frozen=True)
+class CompareArguments:
+    """Run every combination of algorithms, seeds and settings, and write a report; the same command goes on."""
+
+    file: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[PRESET.toml]")] = None
+    """A TOML file with defaults that the options override; its table [compare] may hold the grid."""
+    preset: str | None = None
+    """A preset of the package that the options override."""
+    algorithms: tuple[str, ...] = ()
+    """The algorithms to compare."""
+    seeds: tuple[int, ...] = ()
+    """The seeds of each."""
+    alpha: tuple[str, ...] = ()
+    """Dirichlet parameters of the partition, or iid: --alpha iid 1 0.1"""
+    vary: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """OPTION=a,b,c: run with each value of an option, as in align_every=2,5,10; may be given several times."""
+    jobs: int | None = None
+    """Runs side by side (by the cores if not given); never changes a number."""
+    dry_run: bool = False
+    """Print the grid with the bytes of each run, and run nothing."""
+    report: Annotated[ReportOptions, Flat] = field(default_factory=ReportOptions)
+    config: Annotated[Config, Flat] = field(default_factory=Config)
+
+
+@dataclass(frozen=True)
+class ReportArguments:
+    """Write figures, tables and report.html from the run directories under a folder."""
+
+    folder: Annotated[Path, tyro.conf.Positional]
+    """A run directory, or a folder with run directories in it."""
+    out: Path | None = None
+    """Where to write (FOLDER/report if not given)."""
+    report: Annotated[ReportOptions, Flat] = field(default_factory=ReportOptions)
+
+
+@dataclass(frozen=True)
+class ResumeArguments:
+    """Go on with an interrupted run from its last checkpoint."""
+
+    directory: Annotated[Path, tyro.conf.Positional]
+    """The run's directory."""
+    workers: int | None = None
+    """Clients that train side by side, where it should differ from before; never changes a number."""
+    engine: Literal["local", "ray"] | None = None
+    """The engine, where it should differ from before; never changes a number."""
+    ray_address: str | None = None
+    """The Ray cluster, where it should differ from before."""
+
+
+@dataclass(frozen=True)
+class DataArguments:
+    """Get a data set or a language model ahead of time."""
+
+    action: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="get")]
+    """get"""
+    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
+    """cifar10, cifar100, or smollm2-135m, a language model."""
+    dir: Path | None = None
+    """Where to keep it (else $FSL_SAGE_DATA, else the user's cache directory)."""
+
+
+@dataclass(frozen=True)
+class SamplesArguments:
+    """Show what the language model of a finished run writes, beside what people wrote, and how that scores."""
+
+    directory: Annotated[Path, tyro.conf.Positional]
+    """The run's directory."""
+    options: Annotated[SampleOptions, Flat] = field(default_factory=SampleOptions)
+
+
+@dataclass(frozen=True)
+class InitArguments:
+    """Write a Flower app, for sites whose data stay where they are; 'flwr run' starts it."""
+
+    file: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[PRESET.toml]")] = None
+    """A TOML file with defaults that the options override."""
+    preset: str | None = None
+    """A preset of the package that the options override."""
+    examples: tuple[int, ...] | None = None
+    """The number of training images of each site; if not given, the data set's are divided among the sites."""
+    sites: Path | None = None
+    """Write each site's share of the data set there, to try a federation on one machine."""
+    config: Annotated[Config, Flat] = field(default_factory=Config)
+
+
+@dataclass(frozen=True)
+class DemoArguments:
+    """A federation of three sites on this machine: TLS, authenticated nodes, three rounds, and a comparison."""
+
+    keep: Path | None = None
+    """Keep the app, the keys, the logs and the runs there."""

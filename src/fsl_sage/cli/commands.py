@@ -1,0 +1,194 @@
+"""What each command does: calls, and prints."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import tyro
+from rich.console import Console
+
+from fsl_sage.cli.arguments import (
+    CostArguments,
+    CutsArguments,
+    DataArguments,
+    DemoArguments,
+    InitArguments,
+    ReportArguments,
+    ResumeArguments,
+    RunArguments,
+    SamplesArguments,
+)
+from fsl_sage.cli.parsing import parse, parse_comparison
+from fsl_sage.config import Config, option
+from fsl_sage.data import SMOLLM2, fetch
+from fsl_sage.errors import InputError, MissingExtra
+from fsl_sage.experiment import Result, cost, part_sizes, resume, run
+from fsl_sage.records.run_directory import RunDirectory
+from fsl_sage.report.compare import check_setups, costs_of_runs, locked, machines, prepare, raise_failures, run_grid
+from fsl_sage.report.cuts import Limits, as_json, cuts_figure, parse_amount, print_cuts, rows
+from fsl_sage.report.grid import plan_runs
+from fsl_sage.report.progress import Progress, print_costs_of_grid, print_report
+from fsl_sage.report.samples import SHOWN, make_samples, print_samples, print_scores, score_samples, write_samples
+from fsl_sage.report.terminal import Display, print_costs, print_summary
+from fsl_sage.report.trained import masked_losses
+from fsl_sage.report.write import write_report
+
+OUT = Console()
+ERRORS = Console(stderr=True)
+
+
+def run_command(args: Sequence[str]) -> None:
+    """Train, and write a run directory."""
+    config = parse(RunArguments, "run", args).config
+    _show(config, lambda display: run(config, [display]))
+
+
+def resume_command(args: Sequence[str]) -> None:
+    """Go on with an interrupted run, bit for bit."""
+    arguments = tyro.cli(ResumeArguments, prog="fsl-sage resume", args=args)
+    config = RunDirectory(arguments.directory).config()
+    options = {"workers": arguments.workers, "engine": arguments.engine, "ray_address": arguments.ray_address}
+    changes: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    _show(config, lambda display: resume(arguments.directory, [display], **changes))
+
+
+def cost_command(args: Sequence[str]) -> None:
+    """Print the bytes of a round for every algorithm, without training."""
+    arguments = parse(CostArguments, "cost", args)
+    costs = cost(arguments.config)
+    if arguments.json:
+        print(json.dumps(costs, indent=2))
+    else:
+        print_costs(OUT, costs, part_sizes(arguments.config), arguments.config)
+
+
+def cuts_command(args: Sequence[str]) -> None:
+    """Show where a model can be cut, what each cut costs, and which to take."""
+    arguments = parse(CutsArguments, "cuts", args)
+    given = {
+        name: parse_amount(text, option(name))
+        for name in ("client_memory", "uplink", "client_flops")
+        if (text := getattr(arguments, name)) is not None
+    }
+    limits, table = Limits(**given), rows(arguments.config)
+    if arguments.json:
+        print(json.dumps(as_json(table, limits, arguments.config.algorithm), indent=2))
+    else:
+        print_cuts(OUT, arguments.config, table, limits)
+    if arguments.figure is not None:
+        cuts_figure(arguments.figure, arguments.config, table, limits)
+
+
+def compare_command(args: Sequence[str]) -> None:
+    """Run a grid of algorithms, seeds and settings, and write a report; resumable."""
+    arguments, grid = parse_comparison(args)
+    config = arguments.config
+    if config.engine == "ray":  # each run is on one machine of the cluster, and there it is a run like any other
+        config = replace(config, engine="local", ray_address=None)
+    plans = plan_runs(config, grid)
+    if arguments.dry_run:
+        print_costs_of_grid(OUT, plans, costs_of_runs(plans))
+        return
+    folder = arguments.config.out
+    if folder is None:
+        raise InputError("compare needs --out, the folder for its runs; give the same one to go on.")
+    check_setups(plans)
+    try:
+        with locked(folder):
+            jobs = prepare(plans, folder)
+            with machines(arguments.config, len(jobs), arguments.jobs) as (at_once, workers, start):
+                run_grid(jobs, at_once, workers, Progress(OUT, jobs), start)
+            if any(job.state == "finished" for job in jobs):
+                print_report(OUT, write_report(folder, folder / "report", arguments.report))
+    except KeyboardInterrupt:
+        ERRORS.print("\nStopped. Go on with the same command.")
+        sys.exit(130)
+    raise_failures(jobs)
+
+
+def report_command(args: Sequence[str]) -> None:
+    """Write figures, tables and report.html from finished runs."""
+    arguments = tyro.cli(ReportArguments, prog="fsl-sage report", args=args)
+    out = arguments.out or arguments.folder / "report"
+    print_report(OUT, write_report(arguments.folder, out, arguments.report))
+
+
+def data_command(args: Sequence[str]) -> None:
+    """Get a data set or a language model ahead of time: fsl-sage data get NAME."""
+    arguments = tyro.cli(DataArguments, prog="fsl-sage data", args=args)
+    if arguments.action != "get":
+        raise InputError(f"'fsl-sage data {arguments.action}' is not known: there is 'fsl-sage data get NAME'.")
+    path = fetch(arguments.name, arguments.dir)
+    OUT.print(f"{arguments.name} is in {path}", highlight=False, soft_wrap=True)
+    if arguments.name == SMOLLM2:
+        OUT.print(f"Use it with --model.name hf:{path.resolve()}", highlight=False, soft_wrap=True)
+
+
+def samples_command(args: Sequence[str]) -> None:
+    """Show what the language model of a finished run writes, beside what people wrote, and how that scores."""
+    arguments = tyro.cli(SamplesArguments, prog="fsl-sage samples", args=args)
+    samples = make_samples(OUT, arguments.directory, arguments.options)
+    print_samples(OUT, samples[:SHOWN] if arguments.options.scores else samples)
+    if arguments.options.scores:
+        scores = score_samples(samples)
+        losses = masked_losses(arguments.directory)
+        write_samples(arguments.directory, samples, scores, losses, arguments.options)
+        print_scores(OUT, scores, losses)
+        OUT.print(f"samples.jsonl and scores.json are in {arguments.directory}", highlight=False, soft_wrap=True)
+
+
+def deploy_command(args: Sequence[str]) -> None:
+    """Separate organisations on Flower: fsl-sage deploy init DIR, or a demo by fsl-sage deploy demo."""
+    if find_spec("flwr") is None:
+        raise MissingExtra("fsl-sage deploy", "flower")
+    from fsl_sage.deploy.commands import init, show_demo
+
+    action, rest = (args[0], args[1:]) if args else ("", args)
+    if action == "demo":
+        show_demo(OUT, tyro.cli(DemoArguments, prog="fsl-sage deploy demo", args=rest).keep)
+    elif action == "init" and rest:
+        named = not rest[0].startswith("-")
+        arguments = parse(InitArguments, "deploy init DIR", rest[1:] if named else rest)
+        if not named:
+            raise InputError("'fsl-sage deploy init' needs the directory of the app first: fsl-sage deploy init DIR.")
+        init(OUT, Path(rest[0]), arguments.config, arguments.examples, arguments.sites)
+    else:
+        raise InputError("There are 'fsl-sage deploy init DIR' and 'fsl-sage deploy demo'.")
+
+
+COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
+    "run": run_command,
+    "resume": resume_command,
+    "compare": compare_command,
+    "report": report_command,
+    "cost": cost_command,
+    "cuts": cuts_command,
+    "data": data_command,
+    "samples": samples_command,
+    "deploy": deploy_command,
+}
+
+
+def _show(config: Config, train: Callable[[Display], Result]) -> None:
+    display = Display(OUT)
+    try:
+        result = train(display)
+    except KeyboardInterrupt:
+        display.stop()
+        _leave(display)
+    finally:
+        display.stop()
+    print_summary(OUT, result.directory, config, json.loads(RunDirectory(result.directory).result_file.read_text()))
+
+
+def _leave(display: Display) -> None:
+    """Leave at once: worker threads may be deep in a long local round."""
+    if display.directory is not None:
+        ERRORS.print(f"\nStopped. Go on with: fsl-sage resume {display.directory}", highlight=False, soft_wrap=True)
+    sys.stdout.flush()
+    os._exit(130)

@@ -1,0 +1,68 @@
+"""From the words of a command line to its arguments: options over a preset over the defaults."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+import tyro
+
+from fsl_sage.cli.arguments import CompareArguments, CostArguments, CutsArguments, InitArguments, RunArguments
+from fsl_sage.config import Config, default_config, load_preset
+from fsl_sage.errors import InputError
+from fsl_sage.report.grid import Grid, for_algorithms, load_grid, parse_vary, refuse_overruled
+from fsl_sage.report.write import ReportOptions
+
+Arguments = TypeVar("Arguments", RunArguments, CostArguments, CutsArguments, InitArguments)
+Parsed = TypeVar("Parsed", RunArguments, CostArguments, CutsArguments, InitArguments, CompareArguments)
+
+
+def parse(kind: type[Arguments], command: str, args: Sequence[str]) -> Arguments:
+    """Options over a preset over the defaults."""
+    return _over_defaults(
+        _preset_of(args),
+        lambda base: tyro.cli(kind, prog=f"fsl-sage {command}", default=kind(config=base), args=args),
+    )
+
+
+def parse_comparison(args: Sequence[str]) -> tuple[CompareArguments, Grid]:
+    """Options over a preset and its table [compare] over the defaults; `--vary` replaces option by option."""
+    source = _preset_of(args)
+    grid = Grid() if source is None else load_grid(source)
+    default = CompareArguments(
+        algorithms=grid.algorithms, seeds=grid.seeds, alpha=grid.alpha, report=ReportOptions(grid.target)
+    )
+    arguments = _over_defaults(
+        source,
+        lambda base: tyro.cli(
+            CompareArguments, prog="fsl-sage compare", default=replace(default, config=base), args=args
+        ),
+    )
+    vary = {**grid.vary, **parse_vary(arguments.vary)}
+    grid = Grid(arguments.algorithms, arguments.seeds, arguments.alpha, vary)
+    base = _base(source, default_config(arguments.config.data.name))
+    refuse_overruled(arguments.config, base, grid)
+    return replace(arguments, config=for_algorithms(arguments.config, base, arguments.algorithms)), grid
+
+
+def _over_defaults(source: str | None, read: Callable[[Config], Parsed]) -> Parsed:
+    """What `read` makes of the options over a preset over the defaults of the data, which the options may name."""
+    base = _base(source)
+    arguments = read(base)
+    own = default_config(arguments.config.data.name)
+    return arguments if own == default_config(base.data.name) else read(_base(source, own))
+
+
+def _base(source: str | None, defaults: Config | None = None) -> Config:
+    return (defaults or Config()) if source is None else load_preset(source, defaults)
+
+
+def _preset_of(args: Sequence[str]) -> str | None:
+    """The preset that the arguments name, read before the options are parsed because it gives their defaults."""
+    named = [args[place + 1] for place, word in enumerate(args[:-1]) if word == "--preset"]
+    named += [word.removeprefix("--preset=") for word in args if word.startswith("--preset=")]
+    named += [args[0]] if args and not args[0].startswith("-") else []
+    if len(named) > 1:
+        raise InputError(f"{' and '.join(named)} are several presets: give one.")
+    if named and not args[0].startswith("-") and not named[0].endswith(".toml"):
+        raise InputError(f"'{named[0]}' is not a TOML file; for a preset of the package give --preset {named[0]}.")
+    return named[0] if named else None
