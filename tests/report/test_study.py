@@ -57,6 +57,15 @@ def test_where_and_how_a_run_was_computed_is_no_setting(tmp_path):
     assert len(study_of(tmp_path).series) == 1
 
 
+def test_what_is_not_given_has_a_name(tmp_path):
+    for name, model in (("usual", {}), ("half", {"auxiliary": "half"})):
+        write_run(tmp_path / name, made_up_config("fsl-sage", model=model))
+    write_run(tmp_path / "until", made_up_config("fsl-sage", align_until=3))
+    assert {setting.label for setting in study_of(tmp_path).settings} == {
+        "align until none, auxiliary usual", "align until none, auxiliary half", "align until 3, auxiliary usual",
+    }  # fmt: skip
+
+
 def test_mean_and_spread_are_over_the_seeds(tmp_path):
     write_run(tmp_path / "a", made_up_config("fsl-sage", 1), accuracies=[0.1, 0.4, 0.3])
     write_run(tmp_path / "b", made_up_config("fsl-sage", 2), accuracies=[0.3, 0.2, 0.5])

@@ -86,8 +86,14 @@ def value_name(path: str, value: object) -> str:
         return f"α = {alpha:g}" if alpha is not None and value != IID else str(value)
     if path in ("data.name", "model.name"):
         return str(value)
-    text = f"{value:g}" if isinstance(value, float) else str(value)
-    return f"{option_name(path)} {'none' if value is None else text}"
+    return f"{option_name(path)} {value_text(path, value)}"
+
+
+def value_text(path: str, value: object) -> str:
+    """An option's value for people, beside the option's name."""
+    if value is None:
+        return "usual" if path in ("model.auxiliary", "model.cut") else "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def bytes_name(amount: float) -> str:
