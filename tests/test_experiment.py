@@ -1,9 +1,11 @@
 import json
+from collections import OrderedDict
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from fsl_sage.config import Config, load_preset
 from fsl_sage.engines.setup import build_model, make_setup
@@ -108,6 +110,43 @@ def test_resume_is_exact(tiny, algorithm, every, monkeypatch):
     monkeypatch.undo()
     resume(config.out)
     assert_same_run(whole, config.out)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"align_at": "start", "alignment": {"scope": "client", "optimizer_state": "kept"}},
+        {"local_auxiliary": True, "alignment": {"optimizer_state": "kept"}},
+        {"align_rounds": [1, 3], "model": {"recalibrate": True}, "precision": "float64"},
+        {"model": {"name": "tests.test_experiment:channels_last", "cut": "second"}},
+    ],
+    ids=["at start", "local auxiliary", "named rounds", "channels last"],
+)
+def test_resume_is_exact_with_options_too(tiny, monkeypatch, changes):
+    changes = {"rounds": 5, "cohort": 0.67, "align_every": 2, **changes}
+    whole = run(tiny(**changes)).directory
+    config = tiny(**changes)
+    interrupt_after(monkeypatch, 3)
+    with pytest.raises(KeyboardInterrupt):
+        run(config)
+    monkeypatch.undo()
+    resume(config.out)
+    assert_same_run(whole, config.out)
+
+
+def channels_last(classes, channels):
+    """A model whose weights lie in memory in another order than a checkpoint's."""
+    model = nn.Sequential(
+        OrderedDict(
+            first=nn.Conv2d(channels, 8, 3, stride=2, padding=1),
+            second=nn.Conv2d(8, 12, 3, stride=2),
+            relu=nn.ReLU(),
+            third=nn.Conv2d(12, 12, 3, stride=2),
+            flatten=nn.Flatten(),
+            last=nn.Linear(108, classes),
+        )
+    )
+    return model.to(memory_format=torch.channels_last)
 
 
 def interrupt_after(monkeypatch, rounds):
@@ -328,8 +367,8 @@ def test_orders_differ(tiny):
 
 
 def aligned_auxiliaries(directory):
-    """By client, from the kept checkpoint."""
-    prefix = "engine/server/aligned/"
+    """By client, what waits for it after the last round, from the kept checkpoint."""
+    prefix = "post/"
     tensors, _ = load_tensors(directory / "checkpoint.safetensors")
     kept = {path.removeprefix(prefix): tensor for path, tensor in tensors.items() if path.startswith(prefix)}
     return list(by_client(kept).values())

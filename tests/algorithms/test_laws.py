@@ -80,23 +80,23 @@ def test_lazy_is_fsl_sage_that_stops_aligning(tiny):
     assert [line["aligned"] for line in lazy.metrics] == [True, False, False]
     full = run(tiny(rounds=3))
     assert [line["aligned"] for line in full.metrics] == [True, True, True]
-    same = ("test_loss", "fidelity_cosine", "fidelity_cosine_aligned")
+    same = ("test_loss", "fidelity_cosine", "fidelity_cosine_seen")
     assert [lazy.metrics[0][name] for name in same] == [full.metrics[0][name] for name in same]
 
 
 def test_alignment_raises_fidelity(tiny):
     result = run(tiny(alignment={"steps": 150, "lr": 1e-2, "samples": 96}, batch_size=32, upload_every=1))
     first = result.metrics[0]
-    assert first["fidelity_cosine_aligned"] > first["fidelity_cosine"] + 0.15
-    assert first["fidelity_nmse_aligned"] < first["fidelity_nmse"]
+    assert first["fidelity_cosine_seen"] > first["fidelity_cosine"] + 0.15
+    assert first["fidelity_nmse_seen"] < first["fidelity_nmse"]
 
 
 def test_full_auxiliary_with_the_servers_weights_has_fidelity_one(tiny):
     """Started from the server's own weights an auxiliary of its architecture has nothing to learn."""
     config = tiny(model={"auxiliary": "full"}, alignment={"start": "server", "steps": 1, "lr": 1e-12})
     first = run(config).metrics[0]
-    assert first["fidelity_cosine_aligned"] == pytest.approx(1.0, abs=1e-6)
-    assert first["fidelity_nmse_aligned"] == pytest.approx(0.0, abs=1e-9)
+    assert first["fidelity_cosine_seen"] == pytest.approx(1.0, abs=1e-6)
+    assert first["fidelity_nmse_seen"] == pytest.approx(0.0, abs=1e-9)
 
 
 def test_with_the_servers_own_gradients_fsl_sage_steps_like_splitfed(tiny):

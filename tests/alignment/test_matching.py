@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fsl_sage.alignment.matching import _per_sample, align, matching_loss
+from fsl_sage.alignment.matching import _per_sample, _square, align, matching_loss
 from fsl_sage.config import AlignmentConfig
 
 from .conftest import head, upload
@@ -99,3 +99,14 @@ def test_the_number_of_steps(passes):
     assert count(steps=7, batch_size=0) == 7
     assert count(passes=5, batch_size=0) == 15
     assert count(passes=2, batch_size=6) == 4
+
+
+def test_matching_subtracts_in_single_precision(passes):
+    """In bfloat16 the difference itself would be rounded to 8 bits."""
+    auxiliary, batch = head(1).bfloat16(), upload(6, dtype=torch.bfloat16)
+    estimate, _ = passes.cut_gradient(auxiliary, *batch)
+    target = (torch.full_like(estimate[0], 0.01),)
+    exact = sum((e.float() * 6 - t.float()).square().sum() for e, t in zip(estimate, target, strict=True))
+    rounded = _square(tuple(e * 6 - t for e, t in zip(estimate, target, strict=True)))
+    found = matching_loss(auxiliary, batch, target, 1.0, passes).item() * 6
+    assert abs(found - float(exact)) < 0.1 * abs(float(rounded) - float(exact))

@@ -107,8 +107,11 @@ def assert_same_run(a, b):
         {"algorithm": "cse-fsl", "order": "blocked"},
         {"algorithm": "fedavg", "optimizer": {"schedule": "cosine"}},
         {"cohort": 0.67, "rounds": 4, "data": {"partition": "dirichlet", "alpha": 0.5}},
+        {"algorithm": "cse-fsl", "optimizer": {"label_smoothing": 0.2, "auxiliary_weight_decay": 0.0}},
+        {"local_auxiliary": True, "rounds": 3, "align_rounds": [1], "alignment": {"optimizer_state": "kept"}},
+        {"precision": "float64"},
     ],
-    ids=["fsl-sage", "warm-start", "lazy", "cse-fsl", "fedavg", "cohort"],
+    ids=["fsl-sage", "warm", "lazy", "cse-fsl", "fedavg", "cohort", "smoothing", "local-auxiliary", "float64"],
 )
 def test_bits_ledger_and_metrics_are_those_of_the_local_engine(deploy, changes):
     deployment = deploy(**changes)
@@ -116,9 +119,18 @@ def test_bits_ledger_and_metrics_are_those_of_the_local_engine(deploy, changes):
     assert_same_run(result.directory, run(deployment.config).directory)
 
 
-@pytest.mark.parametrize("algorithm", ["fsl-sage", "cse-fsl", "fedavg"])
-def test_the_tensors_that_cross_are_what_the_ledger_bills(deploy, algorithm):
-    deployment = deploy(algorithm=algorithm, rounds=3, align_every=2, warm_start=algorithm == "fsl-sage")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"algorithm": "fsl-sage", "warm_start": True},
+        {"algorithm": "fsl-sage", "cohort": 0.34, "rounds": 4, "seed": 1},  # newcomers after a pooled alignment
+        {"algorithm": "cse-fsl"},
+        {"algorithm": "fedavg"},
+    ],
+    ids=["fsl-sage", "newcomers", "cse-fsl", "fedavg"],
+)
+def test_the_tensors_that_cross_are_what_the_ledger_bills(deploy, changes):
+    deployment = deploy(**{"rounds": 3, "align_every": 2, **changes})
     replies = []
 
     def overhear(client, message, reply):

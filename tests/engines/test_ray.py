@@ -110,8 +110,10 @@ def test_bits_are_those_of_the_local_engine(small, on_ray, assert_like_local, al
         {"algorithm": "fsl-sage", "order": "blocked", "model": {"batch_norm": "local"}},
         {"algorithm": "fsl-sage", "alignment": {"scope": "pooled", "start": "server"}},
         {"algorithm": "splitfed-ss", "order": "blocked", "cohort": 0.6},
+        {"align_at": "start", "cohort": 0.6, "rounds": 3, "local_auxiliary": True},
+        {"align_at": "start", "alignment": {"scope": "client", "optimizer_state": "kept"}},
     ],
-    ids=["cohort", "local statistics", "pooled", "blocked"],
+    ids=["cohort", "local statistics", "pooled", "blocked", "aligned at start", "by client at start"],
 )
 def test_other_settings_too(small, on_ray, assert_like_local, changes):
     directory = on_ray(small(engine="ray", **changes)).directory
@@ -217,7 +219,7 @@ def test_a_client_whose_code_raises_stops_the_run(small, on_ray, monkeypatch, en
     assert "in strike" in failure.value.__notes__[0]
 
 
-@pytest.mark.parametrize("algorithm", ["fsl-sage", "splitfed-ss"])
+@pytest.mark.parametrize("algorithm", ["fsl-sage", "splitfed-ss", "splitfed-ms"])
 def test_a_client_whose_code_raises_is_dropped(small, on_ray, monkeypatch, algorithm):
     with_fault(monkeypatch, algorithm, Raises)
     changes = {"algorithm": algorithm, "rounds": 3, "on_client_failure": "drop"}

@@ -22,6 +22,8 @@ class Alignment:
     """The newest samples that it keeps of each client."""
     batch_size: int = 16
     """Samples in a step; 0: the batches as they were uploaded."""
+    optimizer: str = "adam"
+    """"adam" or "sgd", the latter without momentum."""
     lr: float = 3e-3
     clip: float | None = None
     start: str = "previous"
@@ -56,7 +58,7 @@ class Given:
     clients: int = 3
     rounds: int = 3
     optimizer: str = "adam"
-    """"adam", "adamw" or "sgd"; of clients and S-server. The alignment always uses Adam."""
+    """"adam", "adamw" or "sgd"; of clients and S-server."""
     lr: float = 1e-3
     server_lr: float = 1e-3
     weight_decay: float = 1e-4

@@ -64,8 +64,8 @@ def write_run(path: Path, config: Config, *, finished: bool = True, accuracies: 
                 "elapsed_seconds": elapsed,
                 "fidelity_cosine": cosine,
                 "fidelity_nmse": None if cosine is None else 1 - cosine**2,
-                "fidelity_cosine_aligned": 0.85 if aligned else None,
-                "fidelity_nmse_aligned": 0.3 if aligned else None,
+                "fidelity_cosine_seen": 0.85 if aligned else None,
+                "fidelity_nmse_seen": 0.3 if aligned else None,
             }
         )
     directory.ledger_file.write_text(LEDGER_HEAD + _rows(entries))

@@ -17,6 +17,7 @@ def play(post, t, cohort, aligned=()):
     post.welcome(t, cohort, HELD, AVERAGED)
     for client in cohort:
         post.arrived(client)
+    post.renew()
     post.broadcast(t, cohort, AVERAGED)
     for client in aligned:
         post.send(t, client, ALIGNED, present=client in cohort)
@@ -50,9 +51,30 @@ def test_a_client_that_comes_late_pays_for_all_it_holds():
     assert downloads(ledger, 1) == {(0, CLIENT_MODEL): 100, (1, CLIENT_MODEL): 200, (1, AUXILIARY): 40}
 
 
+def test_a_late_client_pays_once_for_an_auxiliary_that_waits_for_it():
+    post = Post(ledger := Ledger(), 2)
+    play(post, 0, [0], aligned=[0, 1])
+    play(post, 1, [0, 1])
+    assert downloads(ledger, 1) == {(0, CLIENT_MODEL): 100, (1, CLIENT_MODEL): 200, (1, AUXILIARY): 40}
+
+
+def test_a_hand_over_between_groups_is_billed_once():
+    """One download for each visit: in its turn, or for the first after the last average, which it will start from."""
+    post = Post(ledger := Ledger(), 3)
+    for t in range(2):
+        for client in range(3):
+            post.welcome(t, [client], HELD, AVERAGED)
+            post.arrived(client)
+            post.renew()
+        post.broadcast(t, [0], AVERAGED)
+        assert downloads(ledger, t) == {(client, CLIENT_MODEL): 100 for client in range(3)}
+    assert downloads(ledger, BEFORE) == {(0, FIRST_DOWNLOAD): 140, (1, FIRST_DOWNLOAD): 40, (2, FIRST_DOWNLOAD): 40}
+
+
 def test_frozen_weights_are_a_first_download_whenever_a_client_comes():
     post = Post(ledger := Ledger(), 2)
     post.welcome(0, [0], HELD, AVERAGED, 1000)
+    post.renew()
     post.broadcast(0, [0], AVERAGED)
     post.welcome(1, [0, 1], HELD, AVERAGED, 1000)
     assert downloads(ledger, BEFORE) == {(0, FIRST_DOWNLOAD): 1140}

@@ -27,9 +27,16 @@ class Algorithm(ABC):
     """Whether it can run a U-shape, whose last part, the head, is back at the client."""
     has_s_server: bool = True
     """Whether an S-server holds the server part (not in FedAvg)."""
+    stores_uploads: bool = False
+    """Whether the S-server keeps the newest uploads."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
+        if config.model.recalibrate and not self.stores_uploads:
+            raise InputError(
+                f"--model.recalibrate needs stored uploads, and {config.algorithm} keeps none: "
+                "give fsl-sage or cse-fsl."
+            )
         self.labels_stay = len(config.model.cuts) == 2
         """A U-shape: the client has the head too, computes the loss itself and keeps its labels."""
         if self.labels_stay:
@@ -77,6 +84,10 @@ class Algorithm(ABC):
     def trained_in(self, t: int) -> tuple[str, ...]:
         """The parts that a client trains in round t: those that are averaged."""
         return self.averaged_in(t)
+
+    def waits_in(self, t: int) -> bool:
+        """Whether clients wait for the S-server's replies in round t."""
+        return self.waits
 
     def kind(self, part: str) -> str:
         """The ledger's kind for a part; where the server part travels too it is the full model."""

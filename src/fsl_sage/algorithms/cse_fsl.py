@@ -12,6 +12,7 @@ class CSEFSL(Algorithm):
     waits = False
     averaged = ("client", "auxiliary")
     holds = ("client", "auxiliary")
+    stores_uploads = True
 
     def local_round(self, client: Client, t: int) -> LocalRound:
         """Local steps on the auxiliary's loss; every q-th batch is uploaded for the server part to learn from."""

@@ -3,9 +3,13 @@
 The loss is sum_j |z_b-hat_j - z_b_j|^2 over the samples j, divided by sum_j |z_b_j|^2 over the alignment dataset. The
 divisor is a constant, so the minimum is the paper's; but neither the batch size nor the reduction of the training loss
 changes the value any more, and Adam's epsilon does not swallow gradients that a mean over the batch has made tiny.
+
+Where the server's cut gradients are all zero (one class only, a dead cut) or not finite (huge activations) there is
+nothing to match, and the divisor would spread zeros or NaN: such an alignment is refused.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +18,11 @@ from fsl_sage.alignment.dataset import Upload, batches
 from fsl_sage.alignment.passes import Passes, Smash
 from fsl_sage.config import AlignmentConfig
 from fsl_sage.models.attention import twice_differentiable_attention
+from fsl_sage.optimizers import make_optimizer
+
+
+class UnusableError(ValueError):
+    """An alignment that would give no usable auxiliary, with the reason."""
 
 
 def align(
@@ -23,10 +32,35 @@ def align(
     passes: Passes,
     config: AlignmentConfig,
     generator: torch.Generator,
+    optimizer: torch.optim.Optimizer | None = None,
 ) -> list[float]:
-    """Train `auxiliary` in place; `server` only computes targets and stays as it is. Returns the loss of each step."""
+    """Train `auxiliary` in place; `server` only computes targets and stays as it is.
+
+    Args:
+        auxiliary: The module whose cut gradients become the server's.
+        server: The server-side model with the weights of this moment.
+        uploads: Smashed data and targets, put together and cut into batches of `config.batch_size`.
+        passes: How to get cut gradients.
+        config: Steps, learning rate and so on.
+        generator: Draws the order of the batches.
+        optimizer: That of the auxiliary's parameters; a new one if not given.
+
+    Returns the loss of each step. Raises `UnusableError` where there is nothing to match or the auxiliary diverges.
+    """
+    parameters = [parameter for parameter in auxiliary.parameters() if parameter.requires_grad]
     with twice_differentiable_attention():
-        return _align(auxiliary, server, batches(uploads, config.batch_size), passes, config, generator)
+        losses = _align(
+            auxiliary,
+            server,
+            batches(uploads, config.batch_size),
+            passes,
+            config,
+            generator,
+            optimizer or alignment_optimizer(config, parameters),
+        )
+    if not all(bool(parameter.isfinite().all()) for parameter in parameters):
+        raise UnusableError("the auxiliary's weights became infinite or NaN")
+    return losses
 
 
 def _align(
@@ -36,27 +70,35 @@ def _align(
     passes: Passes,
     config: AlignmentConfig,
     generator: torch.Generator,
+    optimizer: torch.optim.Optimizer,
 ) -> list[float]:
     # BatchNorm ties the samples of a batch together: server and auxiliary see the very same batches.
     targets = [_per_sample(passes.cut_gradient(server, *batch)[0], batch, passes) for batch in data]
-    scale = sum(_square(target) for target in targets) / sum(len(batch) for batch in data)
-    parameters = [parameter for parameter in auxiliary.parameters() if parameter.requires_grad]
-    optimizer = _optimizer(parameters, config)
+    scale = _scale(targets, data)
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     losses = []
     for index in _order(len(data), config, generator):
         loss = matching_loss(auxiliary, data[index], targets[index], scale, passes)
-        for parameter, gradient in zip(parameters, _gradients(loss, parameters), strict=True):
-            parameter.grad = gradient
+        # Into .grad that is None, by backward: what autograd.grad gives has other strides than the weights. A weight
+        # that does not reach the cut gradient at all (a bias right before a normalisation) gets none.
+        torch.autograd.backward(loss, inputs=parameters)
         if config.clip is not None:
             nn.utils.clip_grad_norm_(parameters, config.clip)
         optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
         losses.append(loss.detach())
-    for parameter in parameters:
-        parameter.grad = None
     return [float(loss) for loss in losses]
 
 
-def matching_loss(auxiliary: nn.Module, batch: Upload, target: Smash, scale: Tensor | float, passes: Passes) -> Tensor:
+def _scale(targets: Sequence[Smash], data: Sequence[Upload]) -> float:
+    """The mean of |z_b|^2 over the samples of the alignment data."""
+    scale = float(sum(_square(target) for target in targets)) / sum(len(batch) for batch in data)
+    if scale == 0 or not math.isfinite(scale):
+        raise UnusableError(f"the server's cut gradients are {'all zero' if scale == 0 else 'not finite'}")
+    return scale
+
+
+def matching_loss(auxiliary: nn.Module, batch: Upload, target: Smash, scale: float, passes: Passes) -> Tensor:
     """The normalised squared distance of the auxiliary's cut gradients from the server's, for one batch."""
     gradients, _ = passes.cut_gradient(auxiliary, *batch, create_graph=True)
     estimate = _per_sample(gradients, batch, passes)
@@ -66,21 +108,16 @@ def matching_loss(auxiliary: nn.Module, batch: Upload, target: Smash, scale: Ten
 
 def _per_sample(gradients: Smash, batch: Upload, passes: Passes) -> Smash:
     """From gradients of the mean loss to those of each sample's own loss: undo the division by the number of terms."""
-    return tuple(gradient * passes.task.terms(batch.target) for gradient in gradients)
+    return tuple(_single(gradient) * passes.task.terms(batch.target) for gradient in gradients)
 
 
 def _square(tensors: Smash) -> Tensor:
-    return torch.stack(
-        [
-            tensor.float().square().sum() if tensor.dtype != torch.float64 else tensor.square().sum()
-            for tensor in tensors
-        ]
-    ).sum()
+    return torch.stack([tensor.square().sum() for tensor in tensors]).sum()
 
 
-def _gradients(loss: Tensor, parameters: list[nn.Parameter]) -> Sequence[Tensor | None]:
-    # A bias right before a normalisation, or the head's own, may not reach the cut gradient at all.
-    return torch.autograd.grad(loss, parameters, allow_unused=True)
+def _single(tensor: Tensor) -> Tensor:
+    """At least float32: a difference of two nearly equal bfloat16 has no digits left."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
 def _order(count: int, config: AlignmentConfig, generator: torch.Generator) -> list[int]:
@@ -92,7 +129,6 @@ def _order(count: int, config: AlignmentConfig, generator: torch.Generator) -> l
     return order[:steps]
 
 
-def _optimizer(parameters: list[nn.Parameter], config: AlignmentConfig) -> torch.optim.Optimizer:
-    kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
-    fused = all(parameter.device.type in ("cpu", "cuda") for parameter in parameters)
-    return kinds[config.optimizer](parameters, lr=config.lr, weight_decay=0.0, fused=fused)
+def alignment_optimizer(config: AlignmentConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """The optimizer of an alignment, without weight decay."""
+    return make_optimizer(config.optimizer, parameters, lr=config.lr, weight_decay=0.0)

@@ -24,7 +24,7 @@ class Passes:
 
     def autocast(self) -> AbstractContextManager[None]:
         """The precision of forward passes."""
-        if self.precision == "float32":
+        if self.precision != "bf16":
             return nullcontext()
         # Shapes without data are made by code that takes them to be on the CPU.
         return torch.autocast("cpu" if self.device.type == "meta" else self.device.type, dtype=torch.bfloat16)

@@ -51,6 +51,8 @@ class ModelConfig:
     number of bytes. If not given, blocks:1; for a language model blocks:3."""
     batch_norm: Literal["average", "local", "group"] = "average"
     """BatchNorm statistics: averaged with the weights, kept local at each client, or GroupNorm in its place."""
+    recalibrate: bool = False
+    """Also evaluate with the S-server's BatchNorm statistics estimated anew from stored uploads (fsl-sage, cse-fsl)."""
 
     @property
     def cuts(self) -> tuple[str, ...]:
@@ -88,6 +90,8 @@ class OptimizerConfig:
     """Learning rate of the S-server, where it differs."""
     weight_decay: float = 1e-4
     """Weight decay."""
+    auxiliary_weight_decay: float | None = None
+    """Weight decay of an auxiliary that clients train, where it differs."""
     momentum: float = 0.9
     """Momentum; for sgd only."""
     schedule: Literal["constant", "cosine", "linear", "step", "exponential"] = "constant"
@@ -116,6 +120,8 @@ class AlignmentConfig:
     """The optimizer of the alignment; without weight decay."""
     lr: float = 3e-3
     """The learning rate of the alignment."""
+    optimizer_state: Literal["new", "kept"] = "new"
+    """Whether each alignment starts with a new optimizer state, or goes on with that of the one before."""
     clip: float | None = None
     """Clip the norm of an alignment step's gradient: the first ones of a far-off auxiliary can be huge."""
     start: Literal["previous", "server"] = "server"
@@ -146,8 +152,15 @@ class Config:
     """Align the auxiliaries every l rounds (fsl-sage)."""
     align_until: int | None = None
     """The last round T' that may align; required by lazy-fsl-sage."""
+    align_rounds: tuple[int, ...] = ()
+    """Align in these rounds, instead of every l rounds (fsl-sage)."""
+    align_at: Literal["end", "start"] = "end"
+    """Align after the round's averaging, as in Algorithm 3, or after the clients' first upload; they then wait for the
+    auxiliary aligned on it (fsl-sage)."""
     warm_start: bool = False
     """Let the clients train the auxiliaries in round 0 as in CSE-FSL (fsl-sage)."""
+    local_auxiliary: bool = False
+    """Let the clients train their auxiliaries on their own loss between alignments, and keep them (fsl-sage)."""
     cohort: float = 1.0
     """The fraction of the clients that takes part in a round."""
     weighting: Literal["examples", "uniform"] = "examples"
@@ -166,8 +179,8 @@ class Config:
 
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
-    precision: Literal["float32", "bf16"] = "float32"
-    """bf16: forward passes under bfloat16 autocast."""
+    precision: Literal["float32", "bf16", "float64"] = "float32"
+    """bf16: forward passes under bfloat16 autocast. float64: weights and images in double precision."""
     threads: int = 1
     """torch threads of every worker, of the S-server and of the evaluation; part of the result's bits."""
     workers: int | None = None
@@ -216,6 +229,18 @@ class Config:
             raise InputError("--optimizer.decay 0 is not possible with an exponential schedule: give a number above 0.")
         if self.algorithm == "lazy-fsl-sage" and self.align_until is None:
             raise InputError("lazy-fsl-sage needs --align-until, the last round that aligns.")
+        if self.align_at == "start" and self.order != "interleaved":
+            raise InputError(
+                f"--align-at start cannot run with --order {self.order}: all clients upload before the alignment. "
+                "Give --order interleaved."
+            )
+        if self.align_at == "start" and self.warm_start:
+            raise InputError(
+                "--warm-start cannot run with --align-at start: in round 0 the clients would train auxiliaries that "
+                "have just been aligned. Give one of them."
+            )
+        if any(t < 0 for t in self.align_rounds):
+            raise InputError(f"--align-rounds {min(self.align_rounds)} is not possible: give rounds from 0 up.")
         if self.order == "arrival" and self.engine == "local":
             raise InputError("--order arrival needs clients that really run in parallel: give --engine ray too.")
 
@@ -267,6 +292,7 @@ _RANGES: dict[str, tuple[str, float, float]] = {
     "optimizer.lr": _RATE,
     "optimizer.server_lr": _RATE,
     "optimizer.weight_decay": ("a number from 0 up", 0, math.inf),
+    "optimizer.auxiliary_weight_decay": ("a number from 0 up", 0, math.inf),
     "optimizer.momentum": ("a number from 0 to below 1", 0, 1 - 1e-9),
     "optimizer.warmup": ("a fraction from 0 to 1", 0, 1),
     "optimizer.decay": ("a fraction from 0 to 1", 0, 1),

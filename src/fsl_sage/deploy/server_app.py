@@ -20,13 +20,12 @@ from fsl_sage.engines.flower.agreement import Agreement, read_agreement
 from fsl_sage.engines.flower.engine import FlowerEngine, Rules
 from fsl_sage.engines.flower.inspection import Inspector
 from fsl_sage.engines.flower.site_data import as_agreed, load_server_data
-from fsl_sage.engines.setup import assemble, build_parts, dry_setup, pick_device
+from fsl_sage.engines.setup import assemble, build_parts, dry_setup, make_task, pick_device
 from fsl_sage.errors import InputError
 from fsl_sage.experiment import Federation, Result, play
 from fsl_sage.records.files import write_json
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.report.terminal import Display
-from fsl_sage.tasks import Classification
 
 RUN_FILE = "federation.json"
 """In the run directory: the id under which the nodes keep their states."""
@@ -65,7 +64,7 @@ def _setup(config: Config, agreement: Agreement) -> Setup:
     """As every engine starts, with the test images alone; of the clients' images only the numbers are known."""
     device = pick_device(config.device)
     test = as_agreed(config.data.name, load_server_data(config).test, agreement)
-    task = Classification(test, device, augment=False)
+    task = make_task(config, test, device)
     examples = [torch.arange(count) for count in agreement.examples]
     modules = build_parts(config, agreement.sizes(len(test.test)), device)
     return assemble(config, make_algorithm(config), task, modules, examples)

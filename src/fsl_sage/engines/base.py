@@ -78,8 +78,8 @@ class Engine(ABC):
         """
 
     def remarks(self) -> dict[str, Any]:
-        """What this engine adds to the metrics of the round: where clients can fail, who did and why."""
-        return {}
+        """What this engine adds to the metrics of the round: whether it aligned; who failed and why."""
+        return {"aligned": False}
 
     @abstractmethod
     def share_auxiliary(self, tensors: Tensors) -> None:
@@ -90,8 +90,11 @@ class Engine(ABC):
         """The S-server's work after the averaging; messages for clients."""
 
     @abstractmethod
-    def fidelity(self) -> Fidelity | None:
-        """How well the auxiliaries estimate the cut gradients now; None where there is nothing to compare."""
+    def fidelity(self, *, seen: bool = False) -> Fidelity | None:
+        """How well the auxiliaries estimate the cut gradients now; None where there is nothing to compare.
+
+        On uploads that the last alignment has not seen; with `seen` on those that it has.
+        """
 
     @abstractmethod
     def server_loss(self) -> float | None:
@@ -100,6 +103,10 @@ class Engine(ABC):
     @abstractmethod
     def server_weights(self) -> Tensors | None:
         """The S-server's model; None in algorithms without one."""
+
+    @abstractmethod
+    def recalibrated(self) -> Tensors | None:
+        """The S-server's model with BatchNorm statistics estimated anew from stored uploads."""
 
     @abstractmethod
     def evaluate(self, parts: Parts) -> dict[str, float]:
@@ -145,16 +152,22 @@ class Failures:
 
     def note(self, outcomes: Mapping[int, Outcome | ClientError]) -> None:
         """Look for failures among these outcomes."""
-        for id, outcome in outcomes.items():
-            if isinstance(outcome, ClientError):
-                if self._policy == "stop":
-                    raise outcome
-                self._reasons[str(id)] = outcome.reason
+        for id in failed(outcomes):
+            outcome = outcomes[id]
+            assert isinstance(outcome, ClientError)
+            if self._policy == "stop":
+                raise outcome
+            self._reasons[str(id)] = outcome.reason
 
     def told(self) -> dict[str, Any]:
         """For the metrics, once: the reason by client."""
         reasons, self._reasons = self._reasons, {}
         return {"failures": reasons} if reasons else {}
+
+
+def failed(outcomes: Mapping[int, Outcome | ClientError | None]) -> list[int]:
+    """The clients whose code raised."""
+    return [id for id, outcome in outcomes.items() if isinstance(outcome, ClientError)]
 
 
 def survivors(outcomes: Mapping[int, Outcome | ClientError]) -> dict[int, Outcome]:

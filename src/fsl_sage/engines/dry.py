@@ -5,7 +5,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -37,15 +37,22 @@ class DryEngine(Engine):
         self._batches: dict[int, Batch] = {}
 
     def train(self, t: int, clients: Sequence[int], delivery: Delivery, ledger: Ledger) -> list[Update]:
-        """Every client's local round; uploads and replies are billed and their contents made up."""
+        """Every client's local round, step by step together; uploads and replies are billed, their contents made up."""
         algorithm = self.setup.algorithm
-        for id in clients:
-            client = _DryClient(id, self, delivery.received)
-            local_round = algorithm.local_round(cast(Client, client), t)
-            reply: Message | None = None
-            while (upload := advance(local_round, reply)) is not None:
+        self._server.begin(t)
+        players = {id: _DryClient(id, self, delivery.received) for id in clients}
+        rounds = {id: algorithm.local_round(cast(Client, player), t) for id, player in players.items()}
+        replies: dict[int, Message | None] = dict.fromkeys(clients)
+        while replies:
+            uploads = {
+                id: _of_step(upload, players[id])
+                for id, reply in replies.items()
+                if (upload := advance(rounds[id], reply)) is not None
+            }
+            for id, upload in uploads.items():
                 bill(ledger, t, id, "up", upload)
-                reply = algorithm.on_uploads(cast(SServer, self._server), {id: upload})[id]
+            replies = algorithm.on_uploads(cast(SServer, self._server), uploads) if uploads else {}
+            for id, reply in replies.items():
                 if reply is not None:
                     bill(ledger, t, id, "down", reply)
         return [self.update(t, id) for id in clients]
@@ -54,7 +61,7 @@ class DryEngine(Engine):
         """What a client that does not wait uploads in round t, as shapes."""
         client = _DryClient(id, self, {})
         local_round = self.setup.algorithm.local_round(cast(Client, client), t)
-        return [replace(upload, values={**upload.values, "step": client.step_index}) for upload in local_round]
+        return [_of_step(upload, client) for upload in local_round]
 
     def update(self, t: int, id: int) -> Update:
         """What a client brings to the F-server after round t, as shapes."""
@@ -97,9 +104,17 @@ class DryEngine(Engine):
         """The messages that a run would send."""
         if not self.setup.algorithm.has_s_server:
             return []
-        return list(self.setup.algorithm.end_of_round(cast(SServer, self._server), t))
+        return [*self.setup.algorithm.end_of_round(cast(SServer, self._server), t), *self._server.left]
 
-    def fidelity(self) -> Fidelity | None:
+    def remarks(self) -> dict[str, Any]:
+        """Whether a run would align in this round."""
+        return {"aligned": self._server.aligned}
+
+    def fidelity(self, *, seen: bool = False) -> Fidelity | None:
+        """Nothing was computed."""
+        return None
+
+    def recalibrated(self) -> Tensors | None:
         """Nothing was computed."""
         return None
 
@@ -128,6 +143,11 @@ class DryEngine(Engine):
 
     def close(self) -> None:
         """Nothing to let go of."""
+
+
+def _of_step(upload: Message, client: "_DryClient") -> Message:
+    """An upload that says of which local step it is."""
+    return replace(upload, values={**upload.values, "step": client.step_index})
 
 
 class _DryClient:
@@ -170,9 +190,16 @@ class _DryServer:
 
     def __init__(self, setup: Setup) -> None:
         self.alignment: dict[int, Message] = {}
+        self.round = 0
+        self.aligned = False
+        self.left: list[tuple[int, Message]] = []
+        self._config = setup.settings.config
         self._auxiliary = setup.initial.get("auxiliary", {})
         self._module = setup.modules["server"]
         self._open: dict[int, Smash] = {}
+
+    def begin(self, t: int) -> None:
+        self.round, self.aligned, self.left = t, False, []
 
     def learn(self, client: int, smashed: Message, *, cut_gradient: bool = False, own_copy: bool = False) -> Smash:
         floating = tuple(tensor for tensor in smashed.smashed if tensor.is_floating_point())
@@ -189,6 +216,8 @@ class _DryServer:
         self.alignment[client] = smashed
 
     def align(self, clients: Iterable[int]) -> Iterator[tuple[int, Message]]:
-        return ((client, Message({AUXILIARY: self._auxiliary})) for client in clients)
+        self.aligned = True
+        receivers = range(self._config.clients) if self._config.alignment.scope == "pooled" else clients
+        return ((client, Message({AUXILIARY: self._auxiliary})) for client in receivers)
 
     def average_copies(self) -> None: ...

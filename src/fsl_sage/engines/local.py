@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fsl_sage.alignment.fidelity import Fidelity
-from fsl_sage.engines.base import ClientError, Delivery, Engine, Failures, Outcome, Setup, survivors
+from fsl_sage.engines.base import ClientError, Delivery, Engine, Failures, Outcome, Setup, failed, survivors
 from fsl_sage.engines.intake import Intake
 from fsl_sage.engines.process import prepare_process
 from fsl_sage.engines.server import Replies, ServerSide, Uploads, join_states, local_tensors, part_states
@@ -57,7 +57,7 @@ class LocalEngine(Engine):
         if self._server is not None:
             self._server.begin(t)
         outcomes: Outcomes = {}
-        if not self.setup.algorithm.waits:
+        if not self.setup.algorithm.waits_in(t):
             outcomes = self._run_in_parallel(t, clients, delivery, ledger)
         else:
             for group in [[client] for client in clients] if config.order == "blocked" else [clients]:
@@ -125,10 +125,16 @@ class LocalEngine(Engine):
             said = {id: word for share in self._pool.map(on, shares) for id, word in share.items()}
             ended = {id: word for id, word in said.items() if not isinstance(word, Message)}
             self._failures.note(ended)
+            for id in failed(ended):
+                self._drop(id)
             outcomes |= ended
             uploads = {id: word for id in clients if isinstance(word := said.get(id), Message)}
             replies = self._exchange(uploads, ledger)
         return {id: outcomes[id] for id in clients}
+
+    def _drop(self, id: int) -> None:
+        if self._server is not None:
+            self._server.drop(id)
 
     def _exchange(self, uploads: Uploads, ledger: Ledger) -> Replies:
         if not uploads:
@@ -142,8 +148,9 @@ class LocalEngine(Engine):
         return copied(state) if self.setup.settings.config.on_client_failure == "drop" else state
 
     def remarks(self) -> dict[str, Any]:
-        """Clients that failed in this round, and why."""
-        return self._failures.told()
+        """Whether this round aligned; clients that failed in it, and why."""
+        aligned = self._server.remarks() if self._server is not None else super().remarks()
+        return {**aligned, **self._failures.told()}
 
     # After the averaging
 
@@ -156,9 +163,13 @@ class LocalEngine(Engine):
         """Alignment, where the algorithm has one."""
         return self._server.end_of_round(t) if self._server is not None else []
 
-    def fidelity(self) -> Fidelity | None:
-        """On each client's newest upload."""
-        return self._server.fidelity() if self._server is not None else None
+    def fidelity(self, *, seen: bool = False) -> Fidelity | None:
+        """On a few clients' newest uploads."""
+        return self._server.fidelity(seen) if self._server is not None else None
+
+    def recalibrated(self) -> Tensors | None:
+        """The S-server's model with BatchNorm statistics estimated anew."""
+        return self._server.recalibrated() if self._server is not None else None
 
     def server_loss(self) -> float | None:
         """Mean over the steps since the last call."""

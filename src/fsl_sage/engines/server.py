@@ -1,6 +1,7 @@
 """The S-server's side of a run, as every engine asks for it, and the form of what an engine saves."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor
 
@@ -35,7 +36,7 @@ class ServerSide:
 
     def begin(self, t: int) -> None:
         """Round t starts."""
-        self.server.round = t
+        self.server.begin(t)
 
     def exchange(self, uploads: Uploads, ledger: Ledger) -> Replies:
         """Uploads of one step to the S-server, its replies back; both billed."""
@@ -53,12 +54,25 @@ class ServerSide:
         self.server.set_auxiliary(tensors)
 
     def end_of_round(self, t: int) -> list[tuple[int, Message]]:
-        """Alignment, where the algorithm has one."""
-        return list(self.setup.algorithm.end_of_round(self.server, t))
+        """Alignment, where the algorithm has one, and what the S-server has left for clients during the round."""
+        return [*self.setup.algorithm.end_of_round(self.server, t), *self.server.left]
 
-    def fidelity(self) -> Fidelity | None:
-        """On each client's newest upload."""
-        return self.server.fidelity()
+    def remarks(self) -> dict[str, Any]:
+        """Of this round: whether an auxiliary was aligned, and why others were not."""
+        skipped = {"alignment_skipped": dict(self.server.skipped)} if self.server.skipped else {}
+        return {"aligned": self.server.aligned, **skipped}
+
+    def drop(self, client: int) -> None:
+        """A client has failed in this round."""
+        self.server.drop(client)
+
+    def fidelity(self, seen: bool = False) -> Fidelity | None:
+        """On newest uploads that the last alignment has not seen, or on those that it has."""
+        return self.server.fidelity(seen=seen)
+
+    def recalibrated(self) -> Tensors:
+        """The S-server's model with BatchNorm statistics estimated anew."""
+        return self.server.recalibrated()
 
     def loss(self) -> float | None:
         """Mean over the steps since the last call."""

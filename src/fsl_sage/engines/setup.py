@@ -39,6 +39,7 @@ from fsl_sage.models import (
     usual_auxiliary,
     usual_cut,
 )
+from fsl_sage.precision import dtype_of
 from fsl_sage.roles.client import local_batch_sizes
 from fsl_sage.roles.f_server import client_weights
 from fsl_sage.roles.replica import Slots
@@ -93,12 +94,12 @@ def dry_setup(config: Config, sizes: AnySizes, counts: Sequence[int]) -> Setup:
     if isinstance(sizes, TextSizes):
         task = LanguageModelling(None, META, longest=sizes.longest)
     else:
-        task = Classification(_shapes(sizes), META, augment=False)
+        task = Classification(_shapes(sizes), META, augment=False, dtype=dtype_of(config.precision))
     return _dry_setup(config, sizes, task, examples)
 
 
 def _dry_setup(config: Config, sizes: AnySizes, task: Task, examples: list[Tensor]) -> Setup:
-    model_alone = replace(Config(), model=config.model, lora=config.lora)
+    model_alone = replace(Config(), model=config.model, lora=config.lora, precision=config.precision)
     modules = _shape_parts(model_alone, sizes, MODELS.get(config.model.name))
     return assemble(config, make_algorithm(config), task, modules, examples)
 
@@ -167,7 +168,13 @@ def make_task(config: Config, data: Data, device: torch.device) -> Task:
     if isinstance(data, TextData):
         smoothing = LANGUAGE_SMOOTHING if smoothing is None else smoothing
         return LanguageModelling(data, device, longest=data.longest, label_smoothing=smoothing)
-    return Classification(data, device, augment=config.data.augment, label_smoothing=smoothing or 0.0)
+    return Classification(
+        data,
+        device,
+        augment=config.data.augment,
+        label_smoothing=smoothing or 0.0,
+        dtype=dtype_of(config.precision),
+    )
 
 
 def data_sizes(config: Config) -> AnySizes:
@@ -250,15 +257,17 @@ def cut_model(config: Config, model: nn.Module, sizes: AnySizes, device: torch.d
     """The parts of a model that is built; they hold its tensors."""
     example = sizes.example(2, META if device == META else "cpu")
     split = split_model(model, _cut(config, model, example), example)
+    # Drawn and split in float32 whatever the precision, so that every precision starts from the same weights.
+    there: dict[str, Any] = {"device": device, "dtype": dtype_of(config.precision)}
     if len(config.model.cuts) == 2:  # a U-shape has no auxiliary: its server does not compute the loss
-        return {part.name: part.to(device) for part in split.parts}
+        return {part.name: part.to(**there) for part in split.parts}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(config.seed, "auxiliary"))
         estimator = auxiliary(split, config.model.auxiliary or usual_auxiliary(model), aligned=device != META)
     if is_language_model(model):
         train_auxiliary(estimator, model, config.lora)
     parts = {"client": split.client, "server": split.server, "auxiliary": estimator}
-    return {part: module.to(device) for part, module in parts.items()}
+    return {part: module.to(**there) for part, module in parts.items()}
 
 
 def _cut(config: Config, model: nn.Module, example: Any) -> str | tuple[str, str]:

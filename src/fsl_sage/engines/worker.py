@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fsl_sage.engines.base import ClientError, Delivery, Outcome, Setup, advance
+from fsl_sage.precision import wide
 from fsl_sage.roles.client import Client
 from fsl_sage.roles.f_server import Update
 from fsl_sage.roles.replica import Replica
@@ -101,7 +102,7 @@ def _score(workbench: Workbench, settings: Settings, parts: Parts, index: int) -
 
 def mean_loss(losses: Sequence[Tensor]) -> float:
     """Summed in float64."""
-    return float(torch.stack(list(losses)).double().mean())
+    return float(wide(torch.stack(list(losses))).mean())
 
 
 def copied(tensors: Mapping[str, Any]) -> Tensors:

@@ -29,7 +29,7 @@ def cost(config: Config) -> dict[str, dict[str, Any]]:
 
 def _as_algorithm(config: Config, name: str) -> Config:
     # Round 0 aligns, round 1 does not, and both are without a warm start.
-    return replace(config, algorithm=name, rounds=2, align_every=2, align_until=2, warm_start=False)
+    return replace(config, algorithm=name, rounds=2, align_every=2, align_rounds=(), align_until=2, warm_start=False)
 
 
 def _cost(config: Config, smashed: dict[Shapes, Smash]) -> dict[str, Any]:
@@ -104,4 +104,5 @@ def _sums(ledger: Ledger) -> tuple[int, int, int]:
 def _sort_of_round(federation: Federation, t: int) -> tuple[Any, ...]:
     messages = federation.engine.end_of_round(t)
     sizes = tuple((client, tuple(message.sizes().items())) for client, message in messages)
-    return federation.setup.algorithm.averaged_in(t), sizes
+    algorithm = federation.setup.algorithm
+    return algorithm.averaged_in(t), algorithm.waits_in(t), sizes

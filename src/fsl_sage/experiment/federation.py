@@ -36,23 +36,25 @@ class Federation:
     def play_round(self, t: int, cohort: Sequence[int]) -> dict[str, Any]:
         """One round of these clients, in the order that the docs give; returns its metrics."""
         updates: list[Update] = []
-        for group in self.setup.algorithm.groups(cohort):
+        groups = self.setup.algorithm.groups(cohort)
+        for group in groups:
             # 1.-3. Clients get what they lack, take their local steps; the S-server learns from what they upload.
             trained = self._train(t, group)
             # 4. The F-server averages.
-            self._average(t, trained)
+            averaged = self._average(trained)
             updates += trained
         present = {update.client for update in updates}
+        # The group that begins the next round gets the last average; the others get theirs when their turn comes.
+        self.post.broadcast(t, [client for client in groups[0] if client in present], self._sizes(averaged))
         losses = _losses(updates, self.engine.server_loss(), t)
         # 5. The S-server aligns, if it is time to.
-        before = self.engine.fidelity()
-        messages = self.engine.end_of_round(t)
-        for client, message in messages:
+        held_out = self.engine.fidelity()
+        for client, message in self.engine.end_of_round(t):
             self.post.send(t, client, message, present=client in present)
-        after = self.engine.fidelity() if messages else None
+        remarks = self.engine.remarks()
+        seen = self.engine.fidelity(seen=True) if remarks["aligned"] else None
         members = {"cohort": len(cohort), "missing": sorted(set(cohort) - present)}
-        fidelities = _fidelities(before, after)
-        return {**members, **self.engine.remarks(), **losses, **fidelities, "aligned": bool(messages)}
+        return {**members, **remarks, **losses, **_fidelities(held_out, seen)}
 
     def _train(self, t: int, group: Sequence[int]) -> list[Update]:
         algorithm = self.setup.algorithm
@@ -71,12 +73,14 @@ class Federation:
                 self.ledger.bill(t, update.client, "up", kind, sum(map(nbytes, parts)))
         return updates
 
-    def _average(self, t: int, updates: list[Update]) -> None:
+    def _average(self, updates: list[Update]) -> tuple[str, ...]:
+        """Put the average in the place of the F-server's weights; returns the parts that it has."""
         averaged = self.setup.algorithm.aggregate(self.f_server, updates)
         self.f_server.weights |= averaged
         if "auxiliary" in averaged:
             self.engine.share_auxiliary(averaged["auxiliary"])
-        self.post.broadcast(t, [update.client for update in updates], self._sizes(tuple(averaged)))
+        self.post.renew()
+        return tuple(averaged)
 
     def _sizes(self, parts: tuple[str, ...], *, whole: bool = False) -> dict[str, int]:
         """Bytes by kind of these parts as they travel; `whole`: with what later stays local."""
@@ -110,6 +114,13 @@ class Federation:
     def evaluate(self) -> dict[str, float]:
         """Metrics of the merged model; where statistics stay local, their mean over the clients each with its own."""
         weights = self.weights()
+        scores = self._evaluate(weights)
+        if self.setup.settings.config.model.recalibrate and (server := self.engine.recalibrated()) is not None:
+            again = self._evaluate({**weights, "server": server})
+            scores |= {f"{name}_recalibrated": score for name, score in again.items()}
+        return scores
+
+    def _evaluate(self, weights: Parts) -> dict[str, float]:
         if not self.setup.settings.stays_local:
             return self.engine.evaluate(weights)
         scores = [self.engine.evaluate(_overlay(weights, own)) for own in self.engine.local_tensors()]
@@ -173,10 +184,10 @@ def _losses(updates: Sequence[Update], server_loss: float | None, t: int) -> dic
 _REMEDY = "A lower --optimizer.lr usually helps; the last checkpoint is kept."
 
 
-def _fidelities(before: Fidelity | None, after: Fidelity | None) -> dict[str, float | None]:
+def _fidelities(held_out: Fidelity | None, seen: Fidelity | None) -> dict[str, float | None]:
     return {
-        "fidelity_cosine": before.cosine if before else None,
-        "fidelity_nmse": before.nmse if before else None,
-        "fidelity_cosine_aligned": after.cosine if after else None,
-        "fidelity_nmse_aligned": after.nmse if after else None,
+        "fidelity_cosine": held_out.cosine if held_out else None,
+        "fidelity_nmse": held_out.nmse if held_out else None,
+        "fidelity_cosine_seen": seen.cosine if seen else None,
+        "fidelity_nmse_seen": seen.nmse if seen else None,
     }

@@ -60,6 +60,28 @@ def statistics_names(module: nn.Module) -> set[str]:
 
 
 @contextmanager
+def recalibrated(module: nn.Module) -> Iterator[nn.Module]:
+    """Forward passes within it estimate the running statistics of all batch norms anew, as the mean over the batches.
+
+    Everything else is as in evaluation. Afterwards modes and momenta are as before; the statistics are the new ones.
+    """
+    modes = {child: child.training for child in module.modules()}
+    momenta = {child: child.momentum for child in modes if isinstance(child, _BatchNorm)}
+    try:
+        module.eval()
+        for batch_norm in momenta:
+            batch_norm.reset_running_stats()
+            batch_norm.momentum = None  # the plain mean over the batches
+            batch_norm.training = True
+        yield module
+    finally:
+        for child, training in modes.items():
+            child.training = training
+        for batch_norm, momentum in momenta.items():
+            batch_norm.momentum = momentum
+
+
+@contextmanager
 def batch_statistics(module: nn.Module) -> Iterator[None]:
     """Run `module` as in training but without a trace: dropout off, running statistics unread and untouched.
 

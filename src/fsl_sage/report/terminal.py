@@ -83,7 +83,7 @@ class Display(Tracker):
 
 
 def _row(metrics: dict[str, Any]) -> list[str]:
-    before, after = metrics["fidelity_cosine"], metrics["fidelity_cosine_aligned"]
+    before, after = metrics["fidelity_cosine"], metrics["fidelity_cosine_seen"]
     fidelity = "-" if before is None else f"{before:.2f}" + ("" if after is None else f" → {after:.2f}")
     return [
         str(metrics["round"] + 1),

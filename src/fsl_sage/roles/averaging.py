@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fsl_sage.precision import wide
 from fsl_sage.wire.message import Tensors
 
 
@@ -23,9 +24,8 @@ def _average_one(name: str, states: Sequence[Tensors], weights: Sequence[float])
     first = holders[0][0]
     if not first.is_floating_point():
         return torch.stack([tensor for tensor, _ in holders]).amax(0)
-    wide = torch.float32 if first.device.type == "mps" else torch.float64
     whole = sum(weight for _, weight in holders)
-    total = torch.zeros_like(first, dtype=wide)
+    total = torch.zeros_like(wide(first))
     for tensor, weight in holders:
         total.add_(tensor, alpha=weight / whole)
     return total.to(first.dtype)

@@ -48,7 +48,7 @@ class Client:
         self._parts: dict[str, Replica] = {}
         for part, tensors in initial.items():
             weights = {**tensors, **received.get(part, {}), **self._own[part]}
-            replica = Replica(workbench.slots[part], weights, settings.make_optimizer if part in trains else None)
+            replica = Replica(workbench.slots[part], weights, settings.optimizer_of(part) if part in trains else None)
             if part in trains:
                 replica.load_optimizer_state(below(f"optimizer/{part}/", state))
             self._parts[part] = replica
@@ -109,7 +109,13 @@ class Client:
         return self._parts[part].parameters()
 
     def replace(self, part: str, tensors: Tensors) -> None:
-        """Take over weights of its own for a part that is not averaged, such as a newly aligned auxiliary."""
+        """Take over weights of its own for a part that is not averaged, such as a newly aligned auxiliary.
+
+        Where this client trains that part, the optimizer's state stays.
+        """
+        if self._parts[part].optimizer is not None:
+            self._parts[part].set_weights(tensors)
+            return
         self._own[part] = tensors
         self._parts[part] = Replica(self._workbench.slots[part], tensors, None)
 

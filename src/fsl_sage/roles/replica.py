@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
+from fsl_sage.optimizers import in_layout_of
 from fsl_sage.wire.message import Tensors
 
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -22,6 +23,8 @@ class Slots:
         self.module = module
         self.installed: Replica | None = None
         self.trainable: set[str] = set()
+        self.layouts: Tensors = {}
+        """The module's own tensors by name, whose memory layout every replica keeps: kernels choose by it."""
         self._places: dict[str, list[tuple[dict[str, Tensor | None], str]]] = {}
         first_name: dict[int, str] = {}  # a tied weight has one name and several places
         for prefix, owner in module.named_modules():
@@ -33,6 +36,7 @@ class Slots:
             for key, buffer in owner._buffers.items():
                 if buffer is not None and key not in owner._non_persistent_buffers_set:
                     self._places.setdefault(_join(prefix, key), []).append((owner._buffers, key))
+        self.layouts = {name: torch.empty_like(tensor, device="meta") for name, tensor in self.tensors().items()}
 
     def tensors(self) -> Tensors:
         """What the module holds now, by name: what a replica would bring, and what travels."""
@@ -67,8 +71,9 @@ class Replica:
         self.slots = slots
         self.tensors: Tensors = {}
         for name, tensor in tensors.items():
+            # Weights that came from a file or a peer are contiguous, whatever the model's own layout is.
             # What is trained is a copy, for the weights that came down are shared with the other clients.
-            own = tensor.detach().clone() if make_optimizer else tensor.detach()
+            own = in_layout_of(slots.layouts[name], tensor.detach().clone() if make_optimizer else tensor.detach())
             is_parameter = name in slots.trainable
             self.tensors[name] = nn.Parameter(own, requires_grad=make_optimizer is not None) if is_parameter else own
         self.optimizer = make_optimizer(list(self.parameters().values())) if make_optimizer else None
@@ -87,6 +92,12 @@ class Replica:
             self.slots.put(self.tensors)
             self.slots.installed = self
         return self.slots.module
+
+    def set_weights(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put other weights and buffers in the place of these; the optimizer's state stays."""
+        with torch.no_grad():
+            for name, tensor in self.tensors.items():
+                tensor.copy_(tensors[name])
 
     def step(self, lr: float) -> None:
         """One optimizer step with the gradients at hand, then forget them."""
@@ -121,9 +132,9 @@ class Replica:
         }
 
     def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take up the state by reference."""
+        """Take up the state, by reference where it lies in memory as the weights do."""
         parameters = self.parameters()
         for path, value in state.items():
             assert self.optimizer is not None
             name, entry = path.rsplit("/", 1)
-            self.optimizer.state[parameters[name]][entry] = value
+            self.optimizer.state[parameters[name]][entry] = in_layout_of(parameters[name], value)

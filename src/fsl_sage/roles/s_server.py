@@ -1,22 +1,24 @@
 """The S-server: holds the server-side model, learns from uploads, and aligns the auxiliaries."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fsl_sage.alignment.dataset import AlignmentData, Upload
-from fsl_sage.alignment.fidelity import Fidelity, fidelity, mean
-from fsl_sage.alignment.matching import align
+from fsl_sage.alignment.dataset import AlignmentData, Upload, batches
+from fsl_sage.alignment.fidelity import CLIENTS, SAMPLES, Fidelity, fidelity, mean
+from fsl_sage.alignment.matching import UnusableError, align, alignment_optimizer
 from fsl_sage.alignment.passes import Smash
 from fsl_sage.config import AlignmentConfig
+from fsl_sage.models.norm import recalibrated
 from fsl_sage.roles.averaging import average
 from fsl_sage.roles.client import below
-from fsl_sage.roles.optimizers import Schedule
 from fsl_sage.roles.replica import Replica
+from fsl_sage.roles.schedule import Schedule
 from fsl_sage.roles.work import Parts, Settings, Workbench, boundary
-from fsl_sage.seeding import generator
+from fsl_sage.seeding import generator, numpy_generator
 from fsl_sage.wire.message import AUXILIARY, Message, Tensors
 
 Job = Callable[[Workbench, Settings, Any, Any], Any]
@@ -24,6 +26,10 @@ Job = Callable[[Workbench, Settings, Any, Any], Any]
 
 SpreadOver = Callable[[Job, Any, Sequence[Any]], list[Any]]
 """Calls a job with what is shared and each item, side by side where there are workers; results in order."""
+
+
+POOLED = -1
+"""Stands in the place of a client's number for the one auxiliary of all clients."""
 
 
 class SServer:
@@ -41,17 +47,32 @@ class SServer:
         """The alignment dataset of every client that has uploaded for it."""
         self.round = 0
         self.losses: list[Tensor] = []
+        self.aligned = False
+        """Whether an auxiliary was aligned in this round."""
+        self.skipped: dict[str, str] = {}
+        """By client ("pooled" for the one of all), why an alignment of this round gave nothing."""
+        self.left: list[tuple[int, Message]] = []
+        """Messages of this round for clients that do not wait for them."""
         self._settings = settings
         self._workbench = workbench
         self._spread = spread
         self._client_weights = client_weights
         self._lr: Schedule = settings.server_schedule()
-        self._model = Replica(workbench.slots["server"], initial["server"], settings.make_optimizer)
+        self._model = Replica(workbench.slots["server"], initial["server"], settings.optimizer_of("server"))
         self._copies: dict[int, Replica] = {}
         self._open: dict[int, tuple[Replica, list[Tensor], Smash]] = {}
         self._copy_optimizers: dict[int, Tensors] = {}
         self._auxiliary = initial.get("auxiliary", {})
+        """That of every client that has none of its own: the initial one, the F-server's average, or a pooled one."""
         self._aligned: dict[int, Tensors] = {}
+        self._alignment_optimizers: dict[int, Tensors] = {}
+        self._seen: set[int] = set()
+        """The clients whose newest upload an alignment has seen."""
+
+    def begin(self, t: int) -> None:
+        """Round t starts."""
+        self.round = t
+        self.aligned, self.skipped, self.left = False, {}, []
 
     # Learning
 
@@ -99,10 +120,18 @@ class SServer:
     def _copy(self, client: int) -> Replica:
         if client not in self._copies:
             slots = self._workbench.slots["server"]
-            copy = Replica(slots, self._model.weights(), self._settings.make_optimizer)
-            copy.load_optimizer_state(self._copy_optimizers.get(client, {}))
+            copy = Replica(slots, self._model.weights(), self._settings.optimizer_of("server"))
+            state = self._copy_optimizers.get(client, {})
+            if self._settings.config.on_client_failure == "drop":  # a client that fails is back with what it had
+                state = {path: tensor.clone() for path, tensor in state.items()}
+            copy.load_optimizer_state(state)
             self._copies[client] = copy
         return self._copies[client]
+
+    def drop(self, client: int) -> None:
+        """A client has failed in this round: its own server-side model and its open step are forgotten."""
+        self._copies.pop(client, None)
+        self._open.pop(client, None)
 
     def average_copies(self) -> None:
         """Put the mean of the clients' own server-side models in their place; their optimizer states stay theirs."""
@@ -118,9 +147,7 @@ class SServer:
 
     def set_weights(self, tensors: Tensors) -> None:
         """Put other weights into the server-side model; the optimizer's state stays."""
-        with torch.no_grad():
-            for name, tensor in self._model.tensors.items():
-                tensor.copy_(tensors[name])
+        self._model.set_weights(tensors)
 
     # Alignment
 
@@ -128,6 +155,7 @@ class SServer:
         """Store an upload in the client's alignment dataset (Algorithm 3, line 7)."""
         samples = self._settings.config.alignment.samples
         self.alignment.setdefault(client, AlignmentData(samples)).add(smashed)
+        self._seen.discard(client)
 
     def auxiliary_of(self, client: int) -> Tensors:
         """The auxiliary that a client uses, as far as the S-server knows."""
@@ -138,24 +166,55 @@ class SServer:
         self._auxiliary = tensors
 
     def align(self, clients: Iterable[int]) -> Iterator[tuple[int, Message]]:
-        """Align the auxiliaries with the server (equation 3) and yield each for its client."""
-        clients = list(clients)
-        shared = (self.round, self.weights())
-        if self._settings.config.alignment.scope == "pooled":
-            pooled = [upload for client in clients for upload in self.alignment[client]]
-            (tensors,) = self._spread(_align_one, shared, [(-1, self.auxiliary_of(clients[0]), pooled)])
-            results = [tensors] * len(clients)
-        else:
-            items = [(client, self.auxiliary_of(client), list(self.alignment[client])) for client in clients]
-            results = self._spread(_align_one, shared, items)
-        for client, tensors in zip(clients, results, strict=True):
-            self._aligned[client] = tensors
-            yield client, Message({AUXILIARY: tensors})
+        """Align the auxiliaries with the server (equation 3) on these clients' uploads, and yield each for its client.
 
-    def fidelity(self) -> Fidelity | None:
-        """How well the auxiliaries in use estimate the cut gradients, on each client's newest upload."""
-        items = [(self.auxiliary_of(client), data.newest()) for client, data in sorted(self.alignment.items())]
+        A pooled auxiliary is for every client, also for one that has not yet taken part. An alignment that gives
+        nothing usable leaves the auxiliary as it was and is named in `skipped`.
+        """
+        clients = list(clients)
+        if self._settings.config.alignment.scope == "pooled":
+            items = [self._alignment(POOLED, [upload for client in clients for upload in self.alignment[client]])]
+        else:
+            items = [self._alignment(client, list(self.alignment[client])) for client in clients]
+        results = self._spread(_align_one, (self.round, self.weights()), items)
+        self._seen |= set(clients)
+        for item, result in zip(items, results, strict=True):
+            yield from self._take_over(item.client, result)
+
+    def _alignment(self, client: int, uploads: list[Upload]) -> "_Alignment":
+        start = self._auxiliary if client == POOLED else self.auxiliary_of(client)
+        return _Alignment(client, start, self._alignment_optimizers.get(client, {}), uploads)
+
+    def _take_over(self, client: int, result: "_Aligned | str") -> Iterator[tuple[int, Message]]:
+        if isinstance(result, str):
+            self.skipped["pooled" if client == POOLED else str(client)] = result
+            return
+        self.aligned = True
+        if result.optimizer:
+            self._alignment_optimizers[client] = result.optimizer
+        if client == POOLED:
+            self._auxiliary = result.auxiliary
+        else:
+            self._aligned[client] = result.auxiliary
+        receivers = range(self._settings.config.clients) if client == POOLED else [client]
+        yield from ((receiver, Message({AUXILIARY: result.auxiliary})) for receiver in receivers)
+
+    def fidelity(self, *, seen: bool = False) -> Fidelity | None:
+        """How well the auxiliaries in use estimate the cut gradients of clients' newest uploads.
+
+        On uploads that the last alignment has not seen, or on those that it has. A few clients are drawn for it.
+        """
+        clients = [client for client in sorted(self.alignment) if (client in self._seen) == seen]
+        draw = numpy_generator(self._settings.config.seed, "fidelity", round=self.round)
+        drawn = sorted(draw.permutation(clients)[:CLIENTS].tolist())
+        items = [(self.auxiliary_of(client), self.alignment[client].newest().last(SAMPLES)) for client in drawn]
         return mean(self._spread(_fidelity_one, self.weights(), items)) if items else None
+
+    def recalibrated(self) -> Tensors:
+        """The server-side model with BatchNorm statistics estimated anew from the stored uploads."""
+        uploads = [upload for _, data in sorted(self.alignment.items()) for upload in data]
+        (tensors,) = self._spread(_recalibrate, self.weights(), [uploads])
+        return tensors
 
     # Checkpoints
 
@@ -164,9 +223,11 @@ class SServer:
         state = {f"model/{name}": x for name, x in self._model.weights().items()}
         state |= {f"optimizer/{name}": x for name, x in self._model.optimizer_state().items()}
         state |= {f"auxiliary/{name}": x for name, x in self._auxiliary.items()}
+        state["seen"] = torch.tensor(sorted(self._seen), dtype=torch.int64)
         groups: dict[str, Mapping[int, Tensors]] = {
             "copies": self._copy_optimizers,
             "aligned": self._aligned,
+            "alignment_optimizers": self._alignment_optimizers,
             "alignment": {client: data.state() for client, data in self.alignment.items()},
         }
         for group, by_client in groups.items():
@@ -181,30 +242,62 @@ class SServer:
         self._auxiliary = below("auxiliary/", state)
         self._copy_optimizers = by_client(below("copies/", state))
         self._aligned = by_client(below("aligned/", state))
+        self._alignment_optimizers = by_client(below("alignment_optimizers/", state))
+        self._seen = set(state["seen"].tolist())
         for client, tensors in by_client(below("alignment/", state)).items():
             self.alignment[client] = AlignmentData(self._settings.config.alignment.samples)
             self.alignment[client].load_state(tensors)
 
 
+class _Alignment(NamedTuple):
+    """One auxiliary that is to be aligned."""
+
+    client: int
+    """Whose it is, or POOLED."""
+    start: Tensors
+    optimizer: Tensors
+    """The optimizer's state that the alignment before has left; empty: a new one."""
+    uploads: Sequence[Upload]
+
+
+class _Aligned(NamedTuple):
+    """An aligned auxiliary, and the optimizer's state where it is kept."""
+
+    auxiliary: Tensors
+    optimizer: Tensors
+
+
 def _align_one(
-    workbench: Workbench,
-    settings: Settings,
-    shared: tuple[int, Tensors],
-    item: tuple[int, Tensors, Sequence[Upload]],
-) -> Tensors:
-    """Align one auxiliary; shared are the round and the server-side model."""
-    (t, model), (client, start, uploads) = shared, item
+    workbench: Workbench, settings: Settings, shared: tuple[int, Tensors], item: _Alignment
+) -> _Aligned | str:
+    """Align one auxiliary; shared are the round and the server-side model. Returns why, where that is not possible."""
+    t, model = shared
     config: AlignmentConfig = settings.config.alignment
     server = Replica(workbench.slots["server"], model, None)
-    if config.start == "server":
-        start = _overlay(start, server.slots.frozen() | model)
-    auxiliary = Replica(workbench.slots["auxiliary"], start, settings.make_optimizer)
-    order = generator(settings.config.seed, "alignment", client, t)
-    align(auxiliary.module(), server.module(), uploads, settings.passes, config, order)
-    return auxiliary.weights()
+    start = _overlay(item.start, server.slots.frozen() | model) if config.start == "server" else item.start
+    auxiliary = Replica(workbench.slots["auxiliary"], start, partial(alignment_optimizer, config))
+    auxiliary.load_optimizer_state({path: tensor.clone() for path, tensor in item.optimizer.items()})
+    order = generator(settings.config.seed, "alignment", item.client, t)
+    try:
+        align(auxiliary.module(), server.module(), item.uploads, settings.passes, config, order, auxiliary.optimizer)
+    except UnusableError as error:
+        return str(error)
+    return _Aligned(auxiliary.weights(), auxiliary.optimizer_state() if config.optimizer_state == "kept" else {})
 
 
-def _fidelity_one(workbench: Workbench, settings: Settings, model: Tensors, item: tuple[Tensors, Upload]) -> Fidelity:
+@torch.no_grad()
+def _recalibrate(workbench: Workbench, settings: Settings, model: Tensors, uploads: Sequence[Upload]) -> Tensors:
+    """The model with BatchNorm statistics of these uploads, in batches as the alignment takes them."""
+    server = Replica(workbench.slots["server"], {name: tensor.clone() for name, tensor in model.items()}, None)
+    with recalibrated(server.module()) as module, settings.passes.autocast():
+        for batch in batches(uploads, settings.config.alignment.batch_size):
+            module(*batch.z)
+    return server.weights()
+
+
+def _fidelity_one(
+    workbench: Workbench, settings: Settings, model: Tensors, item: tuple[Tensors, Upload]
+) -> Fidelity | None:
     """The fidelity of one auxiliary to the server-side model, on one upload."""
     auxiliary = Replica(workbench.slots["auxiliary"], item[0], None)
     server = Replica(workbench.slots["server"], model, None)

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,8 +11,9 @@ from torch import nn
 
 from fsl_sage.alignment.passes import Passes, Smash
 from fsl_sage.config import Config
-from fsl_sage.roles.optimizers import Schedule, optimizer_maker
+from fsl_sage.optimizers import make_optimizer
 from fsl_sage.roles.replica import MakeOptimizer, Slots
+from fsl_sage.roles.schedule import Schedule
 from fsl_sage.seeding import derive
 from fsl_sage.tasks import Task
 from fsl_sage.wire.message import Tensors
@@ -67,10 +69,13 @@ class Settings:
         """Passes through what stands behind the cut."""
         return Passes(self.task, self.device, self.config.precision)
 
-    @property
-    def make_optimizer(self) -> MakeOptimizer:
-        """The optimizer of clients and S-server."""
-        return optimizer_maker(self.config.optimizer)
+    def optimizer_of(self, part: str) -> MakeOptimizer:
+        """The optimizer of a part, at a client or the S-server; the learning rate comes with each step."""
+        config = self.config.optimizer
+        decay = config.weight_decay
+        if part == "auxiliary" and config.auxiliary_weight_decay is not None:
+            decay = config.auxiliary_weight_decay
+        return partial(make_optimizer, config.name, lr=config.lr, weight_decay=decay, momentum=config.momentum)
 
     def client_schedule(self) -> Schedule:
         """The clients' learning rate."""

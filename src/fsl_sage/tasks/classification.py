@@ -18,16 +18,23 @@ class Classification(Task):
     """Images as one uint8 tensor, on the device where it fits; flips, crops and normalisation are done per batch."""
 
     def __init__(
-        self, data: ImageData, device: torch.device, *, augment: bool = True, label_smoothing: float = 0.0
+        self,
+        data: ImageData,
+        device: torch.device,
+        *,
+        augment: bool = True,
+        label_smoothing: float = 0.0,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         keep = device if _fits(data, device) else torch.device("cpu")
         self.data = replace(data, train=data.train.to(keep), test=data.test.to(keep))
         self.device = device
         self.augment = augment
         self.label_smoothing = label_smoothing
+        self.dtype = dtype
 
     def training_batch(self, indices: Tensor, generator: torch.Generator) -> Batch:
-        """Images float32 [B, C, H, W] and labels int64 [B]."""
+        """Images, floating, [B, C, H, W] and labels int64 [B]."""
         images = self.data.train
         indices = indices.to(images.x.device)
         x = images.x[indices]
@@ -66,7 +73,7 @@ class Classification(Task):
         return {"test_accuracy": sums["correct"] / sums["count"], "test_loss": sums["loss"] / sums["count"]}
 
     def _batch(self, x: Tensor, y: Tensor) -> Batch:
-        x = normalise(x.to(self.device), self.data.mean, self.data.std)
+        x = normalise(x.to(self.device), self.data.mean, self.data.std).to(self.dtype)
         return Batch(x, {"labels": y.to(self.device)})
 
 

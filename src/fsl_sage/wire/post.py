@@ -41,20 +41,37 @@ class Post:
         first download only before the first average, later it is today's model.
         """
         for client in clients:
-            new = self.has[client] == NOTHING
-            if new and self.version == INITIAL:
-                self.ledger.bill(BEFORE, client, "down", FIRST_DOWNLOAD, sum(held.values()) + frozen)
+            if self.has[client] == NOTHING:
+                self._introduce(t, client, held, averaged, frozen)
             elif self.has[client] != self.version:
-                self.ledger.bill(t, client, "down", FIRST_DOWNLOAD, frozen if new else 0)
-                for kind, amount in (held if new else averaged).items():
+                for kind, amount in averaged.items():
                     self.ledger.bill(t, client, "down", kind, amount)
             self.has[client] = self.version
             for kind, tensors in self.waiting.get(client, {}).items():
                 self._pay(t, client, kind, tensors)
 
-    def broadcast(self, t: int, clients: Iterable[int], averaged: Mapping[str, int]) -> None:
-        """New averaged weights: bill them to the members of the cohort at once."""
+    def _introduce(
+        self, t: int, client: int, held: Mapping[str, int], averaged: Mapping[str, int], frozen: int
+    ) -> None:
+        """Bill a client's first download. In round 0 only what was averaged in it already is not part of that."""
+        # What waits for the client takes the place of what it would else hold, and is billed with the messages.
+        lacks = {kind: amount for kind, amount in held.items() if kind not in self.waiting.get(client, {})}
+        if t > 0:
+            self.ledger.bill(t, client, "down", FIRST_DOWNLOAD, frozen)
+        else:
+            now = {} if self.version == INITIAL else dict(averaged)
+            first = sum(lacks.values()) - sum(now.values()) + frozen
+            self.ledger.bill(BEFORE, client, "down", FIRST_DOWNLOAD, first)
+            lacks = now
+        for kind, amount in lacks.items():
+            self.ledger.bill(t, client, "down", kind, amount)
+
+    def renew(self) -> None:
+        """There are new averaged weights. Who needs them gets them with `welcome` or `broadcast`."""
         self.version += 1
+
+    def broadcast(self, t: int, clients: Iterable[int], averaged: Mapping[str, int]) -> None:
+        """The newest averaged weights go to these members of the cohort at once, and are billed."""
         for client in clients:
             self.has[client] = self.version
             for kind, amount in averaged.items():

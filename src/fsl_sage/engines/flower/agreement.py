@@ -40,6 +40,11 @@ def check(config: Config, agreement: Agreement) -> None:
             "Flower starts a process for every message. Run it with --engine ray, or give fsl-sage, lazy-fsl-sage, "
             "cse-fsl or fedavg."
         )
+    if config.align_at == "start":
+        raise InputError(
+            "--align-at start cannot run on Flower: its clients wait for the auxiliary in the middle of a round, and "
+            "Flower starts a process for every message. Give --align-at end, or --engine ray."
+        )
     if config.model.batch_norm == "local":
         raise InputError(
             "--model.batch-norm local cannot run on Flower: the evaluation would need every site's statistics, which "

@@ -108,7 +108,13 @@ class FlowerEngine(Engine):
 
     def _message(self, kind: str, t: int, client: int, node: int, held: Parts, delivery: Delivery) -> FlowerMessage:
         had = self._has.get(client, {})
-        lacks = {part: tensors for part, tensors in held.items() if had.get(part) is not tensors}
+        mail = delivery.mail.get(client, {})
+        # What waits for the client takes the place of what it would else hold.
+        lacks = {
+            part: tensors
+            for part, tensors in held.items()
+            if had.get(part) is not tensors and (part in had or self.setup.algorithm.kind(part) not in mail)
+        }
         assignment = Assignment(
             self._inspector.run,
             t,
@@ -116,7 +122,7 @@ class FlowerEngine(Engine):
             after=self._last[client],
             keep=self._checkpointed[client],
             held=lacks,
-            mail=delivery.mail.get(client, {}),
+            mail=mail,
         )
         return FlowerMessage(assignment.records(), node, kind, ttl=self._rules.timeout + GRACE, group_id=str(t))
 
@@ -142,8 +148,8 @@ class FlowerEngine(Engine):
             )
 
     def remarks(self) -> dict[str, Any]:
-        """Who was missing in this round and why: failures, and replies that were rejected."""
-        return dict(self._remarks)
+        """Whether this round aligned; who was missing in it and why: failures, and replies that were rejected."""
+        return {**self._server.remarks(), **self._remarks}
 
     def finish(self, t: int, delivery: Delivery) -> None:
         """After the last round: every client that is connected gets the final weights and drops its states."""
@@ -166,9 +172,13 @@ class FlowerEngine(Engine):
         """Alignment, where the algorithm has one."""
         return self._server.end_of_round(t)
 
-    def fidelity(self) -> Fidelity | None:
-        """On each client's newest upload."""
-        return self._server.fidelity()
+    def fidelity(self, *, seen: bool = False) -> Fidelity | None:
+        """On a few clients' newest uploads."""
+        return self._server.fidelity(seen=seen)
+
+    def recalibrated(self) -> Tensors | None:
+        """The S-server's model with BatchNorm statistics estimated anew."""
+        return self._server.recalibrated()
 
     def server_loss(self) -> float | None:
         """Mean over the steps since the last call."""

@@ -14,12 +14,11 @@ from fsl_sage.engines.flower.node_state import NodeState
 from fsl_sage.engines.flower.records import Assignment, Report
 from fsl_sage.engines.flower.site_data import load_site
 from fsl_sage.engines.process import prepare_process
-from fsl_sage.engines.setup import assemble, build_parts, pick_device
+from fsl_sage.engines.setup import assemble, build_parts, make_task, pick_device
 from fsl_sage.engines.worker import Worker
 from fsl_sage.errors import InputError
 from fsl_sage.roles.client import below
 from fsl_sage.roles.work import Parts
-from fsl_sage.tasks import Classification
 from fsl_sage.wire.message import Message, Tensors
 
 
@@ -70,7 +69,8 @@ class Site:
         """The newest weights of every part that this client holds: what came now, else what came before."""
         held = {}
         for part in self.setup.algorithm.holds:
-            tensors = assignment.held.get(part) or below(f"held/{part}/", kept)
+            waiting = assignment.mail.get(self.setup.algorithm.kind(part), {})
+            tensors = assignment.held.get(part) or below(f"held/{part}/", kept) or waiting
             names = self.setup.initial[part].keys()
             if tensors.keys() != names:
                 raise InputError(f"The weights of the part '{part}' neither came with the message nor are they here.")
@@ -87,8 +87,9 @@ class Site:
 def _setup(config: Config, agreement: Agreement, client: int, data: Path) -> Setup:
     """As every engine starts, with this site's images alone; of the other clients only the numbers are known."""
     device = pick_device(config.device)
-    task = Classification(load_site(data, client, agreement), device, augment=config.data.augment)
-    modules = build_parts(config, task.data.sizes, device)
+    images = load_site(data, client, agreement)
+    task = make_task(config, images, device)
+    modules = build_parts(config, images.sizes, device)
     examples = [torch.arange(count) for count in agreement.examples]
     return assemble(config, make_algorithm(config), task, modules, examples)
 

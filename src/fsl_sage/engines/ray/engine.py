@@ -11,7 +11,7 @@ from ray.exceptions import RayActorError
 from torch import Tensor
 
 from fsl_sage.alignment.fidelity import Fidelity
-from fsl_sage.engines.base import ClientError, Delivery, Engine, Failures, LostError, Setup
+from fsl_sage.engines.base import ClientError, Delivery, Engine, Failures, LostError, Setup, failed
 from fsl_sage.engines.ray.arrays import carry_tensors_as_arrays, to_device
 from fsl_sage.engines.ray.cluster import Crew, connect, lay_out, start_crew
 from fsl_sage.engines.ray.pool import DEATHS, TRIES, Pool, WorkerDiedError, fetch
@@ -61,7 +61,7 @@ class RayEngine(Engine):
     def train(self, t: int, clients: Sequence[int], delivery: Delivery, ledger: Ledger) -> list[Update]:
         """Clients that wait exchange every batch with the S-server; the others run their whole round in parallel."""
         received = ray.put(delivery.received)
-        if self.setup.algorithm.waits:
+        if self.setup.algorithm.waits_in(t):
             ended = self._run_in_exchange(t, clients, received, delivery.mail, ledger)
         else:
             ended = self._run_in_parallel(t, clients, received, delivery.mail, ledger)
@@ -146,6 +146,8 @@ class RayEngine(Engine):
             ]
             for ended in of_worker([ended for ended, _ in said]):
                 self._failures.note(ended)
+                for id in failed(ended):
+                    self._ask("drop", id)
                 running -= set(ended)
             if running:
                 assert self._server is not None, "an algorithm without an S-server must not upload"
@@ -154,8 +156,8 @@ class RayEngine(Engine):
                 self._answer(fine)
 
     def remarks(self) -> dict[str, Any]:
-        """Clients that failed in this round, and why."""
-        return self._failures.told()
+        """Whether this round aligned; clients that failed in it, and why."""
+        return {**(self._ask("remarks") or super().remarks()), **self._failures.told()}
 
     # After the averaging
 
@@ -167,9 +169,13 @@ class RayEngine(Engine):
         """Alignment, where the algorithm has one."""
         return self._ask("end_of_round", t) or []
 
-    def fidelity(self) -> Fidelity | None:
-        """On each client's newest upload."""
-        return self._ask("fidelity")
+    def fidelity(self, *, seen: bool = False) -> Fidelity | None:
+        """On a few clients' newest uploads."""
+        return self._ask("fidelity", seen)
+
+    def recalibrated(self) -> Tensors | None:
+        """The S-server's model with BatchNorm statistics estimated anew."""
+        return self._ask("recalibrated")
 
     def server_loss(self) -> float | None:
         """Mean over the steps since the last call."""

@@ -1,4 +1,4 @@
-"""Optimizers and learning-rate schedules, by torch's own classes."""
+"""Learning-rate schedules, by torch's own classes."""
 
 from collections.abc import Callable
 from functools import lru_cache, partial
@@ -8,23 +8,6 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from fsl_sage.config import OptimizerConfig
-from fsl_sage.roles.replica import MakeOptimizer
-
-
-def optimizer_maker(config: OptimizerConfig) -> MakeOptimizer:
-    """How a replica gets its optimizer; the learning rate comes with each step."""
-    if config.name == "sgd":
-        return partial(_make, torch.optim.SGD, weight_decay=config.weight_decay, momentum=config.momentum)
-    kind = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
-    return partial(_make, kind, weight_decay=config.weight_decay)
-
-
-def _make(
-    kind: Callable[..., torch.optim.Optimizer], parameters: list[nn.Parameter], **options: float
-) -> torch.optim.Optimizer:
-    # One pass over the memory instead of several; exact, and elementwise, so that its bits don't depend on threads.
-    fused = all(parameter.device.type in ("cpu", "cuda") for parameter in parameters)
-    return kind(parameters, fused=fused, **options)
 
 
 class Schedule:

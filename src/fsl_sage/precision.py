@@ -1,0 +1,14 @@
+"""The precision in which a run computes, and the wider one in which it sums."""
+
+import torch
+from torch import Tensor
+
+
+def dtype_of(precision: str) -> torch.dtype:
+    """The type of weights and images for `--precision`; bf16 keeps both in float32 and casts in forward passes."""
+    return torch.float64 if precision == "float64" else torch.float32
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """`tensor` in float64, for sums; in float32 on a device that has no float64."""
+    return tensor.to(torch.float32 if tensor.device.type == "mps" else torch.float64)

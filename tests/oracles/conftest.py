@@ -1,0 +1,29 @@
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from fsl_sage.config import Config, from_dict
+
+SUBJECT: dict[str, Any] = {
+    "rounds": 3,
+    "align_every": 2,  # rounds 0 and 2
+    "workers": 1,
+    "precision": "float64",
+    "data": {"train_images": 160},  # 54, 53 and 53 for the three clients
+    "model": {"name": "tests.oracles.subject:TinyResNet", "cut": "block1"},
+    "alignment": {"samples": 40, "steps": 6, "batch_size": 16, "start": "previous"},
+}
+
+
+@pytest.fixture
+def subject(tiny: Callable[..., Config]) -> Callable[..., Config]:
+    """Makes the configuration of a run that an oracle can follow, with changes."""
+
+    def make(*changes: Mapping[str, Any], **more: Any) -> Config:
+        config = tiny(**SUBJECT)
+        for change in (*changes, more):
+            config = from_dict(change, config)
+        return config
+
+    return make

@@ -1,0 +1,182 @@
+"""FSL-SAGE, to be read beside the paper's Algorithms 1 to 3. Lazy FSL-SAGE is the same with `align_until` (T')."""
+
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, Optimizer
+
+from tests.oracles.alignment import Samples, align, cut_batches, keep_newest
+from tests.oracles.common import (
+    Client,
+    FServer,
+    Ledger,
+    average_part,
+    backward_and_step,
+    cohort_of,
+    cut_gradient,
+    interleaved,
+    load,
+    new_clients,
+    new_optimizer,
+    new_part,
+    state,
+    step_on_cut_gradient,
+    trained,
+)
+from tests.oracles.cse_fsl import step_on_own_loss
+from tests.oracles.given import Found, Given, Target, Tensors
+
+POOLED = -1
+"""In the place of a client's number: the one auxiliary for all."""
+
+
+def fsl_sage(given: Given) -> Found:
+    return Federation(given).run()
+
+
+class Federation:
+    """The three roles, and the auxiliaries on their way to clients that are away."""
+
+    def __init__(self, given: Given) -> None:
+        held = ("client", "auxiliary")
+        self.given = given
+        self.ledger = Ledger()
+        self.clients = new_clients(given, held)
+        self.f_server = FServer(given, self.ledger, {"client model": ("client",)}, held)
+        self.s_server = SServer(given)
+        self.waiting: dict[int, Tensors] = {}
+        """By client: the newest aligned auxiliary that has not reached it."""
+
+    def run(self) -> Found:
+        given = self.given
+        self.f_server.first_download()
+        for t in range(given.rounds):
+            cohort = cohort_of(given, self.clients, t)
+            for client in cohort:
+                self.start(t, client)
+            self.local_steps(t, cohort)
+            self.f_server.aggregate(t, cohort)
+            if given.warm_start and t == 0:
+                self.average_auxiliaries(t, cohort)
+            if aligns(given, t) and given.align_at == "end":
+                self.align(t)
+        server = state(given, "server", self.s_server.module)
+        auxiliaries = {client.number: self.next_auxiliary(client) for client in self.clients}
+        return Found(self.f_server.newest["client"], server, auxiliaries, dict(self.ledger.bytes))
+
+    def start(self, t: int, client: Client) -> None:
+        """Algorithm 1, lines 2 and 3: the newest averaged client part, and the newest auxiliary."""
+        comes_first = client.last_round is None
+        auxiliary = self.next_auxiliary(client)
+        if t > 0 and (comes_first or client.number in self.waiting):
+            self.ledger.bill(t, client.number, "down", "auxiliary", auxiliary.values())
+        load(client.parts["auxiliary"], auxiliary)
+        self.waiting.pop(client.number, None)
+        self.f_server.send_newest(t, client)
+
+    def next_auxiliary(self, client: Client) -> Tensors:
+        """What the client will use in its next round: the one that waits for it, or its own, or that of a newcomer."""
+        if client.number in self.waiting:
+            return self.waiting[client.number]
+        if client.last_round is None:
+            return self.s_server.unaligned
+        return state(self.given, "auxiliary", client.parts["auxiliary"])
+
+    def local_steps(self, t: int, cohort: list[Client]) -> None:
+        """Algorithm 1, the loop over k, for all clients side by side, and Algorithm 3, the loop over k."""
+        given = self.given
+        trains_auxiliary = given.local_auxiliary or (given.warm_start and t == 0)
+        for k, present in interleaved(given, cohort, t):
+            z: dict[int, Tensor] = {}
+            for client in present:
+                inputs, target = given.batches[t, client.number, k]
+                z[client.number] = client.parts["client"](inputs)
+                if k % given.upload_every == 0:
+                    self.ledger.bill_upload(t, client.number, z[client.number], target)
+                    self.s_server.learn(client.number, z[client.number].detach(), target)
+            if k == 0 and aligns(given, t) and given.align_at == "start":
+                self.align(t)
+            for client in present:
+                _, target = given.batches[t, client.number, k]
+                if trains_auxiliary:
+                    step_on_own_loss(given, client, z[client.number], target)
+                else:
+                    estimate = cut_gradient(given, client.parts["auxiliary"], z[client.number], target)
+                    step_on_cut_gradient(client, z[client.number], estimate)
+
+    def align(self, t: int) -> None:
+        """Algorithm 3, from line 9: the auxiliaries reach the round's cohort, and wait for all others."""
+        for number, tensors in self.s_server.align(t).items():
+            if number in self.given.cohorts[t]:
+                load(self.clients[number].parts["auxiliary"], tensors)
+                self.ledger.bill(t, number, "down", "auxiliary", tensors.values())
+            else:
+                self.waiting[number] = tensors
+
+    def average_auxiliaries(self, t: int, cohort: list[Client]) -> None:
+        """The end of a warm start: the auxiliaries that the clients have trained are averaged as their client parts."""
+        mean = average_part(self.given, "auxiliary", cohort)
+        self.s_server.unaligned = mean
+        for client in cohort:
+            load(client.parts["auxiliary"], mean)
+            self.ledger.bill(t, client.number, "up", "auxiliary", mean.values())
+            self.ledger.bill(t, client.number, "down", "auxiliary", mean.values())
+
+
+def aligns(given: Given, t: int) -> bool:
+    due = t in given.align_rounds if given.align_rounds else t % given.align_every == 0
+    return due and t <= given.align_until
+
+
+class SServer:
+    """Algorithm 3."""
+
+    def __init__(self, given: Given) -> None:
+        self.given = given
+        self.module = new_part(given, "server")
+        self.optimizer = new_optimizer(given, self.module, given.server_lr, given.weight_decay)
+        self.uploads: dict[int, list[Samples]] = {}
+        """By client."""
+        self.unaligned: Tensors = dict(given.initial["auxiliary"])
+        """The auxiliary of those that were never aligned: the initial one, or the average of a warm start."""
+        self.auxiliaries: dict[int, nn.Module] = {}
+        """By client, or POOLED: as it was last aligned."""
+        self.aligners: dict[int, Optimizer] = {}
+
+    def learn(self, client: int, z: Tensor, target: Target) -> None:
+        """One step of the server part on an upload, which is stored."""
+        backward_and_step(self.given.loss(self.module(z), target), [self.optimizer])
+        uploads = [*self.uploads.get(client, []), Samples(z, target)]
+        self.uploads[client] = keep_newest(uploads, self.given.alignment.samples)
+
+    def align(self, t: int) -> dict[int, Tensors]:
+        """By client: its new auxiliary. One for each client with data, or one for all clients of the federation."""
+        with_data = sorted(number for number, uploads in self.uploads.items() if uploads)
+        if self.given.alignment.scope == "client":
+            aligned = {number: self._align_one(t, number, self.uploads[number]) for number in with_data}
+            return {number: tensors for number, tensors in aligned.items() if tensors is not None}
+        together = [upload for number in with_data for upload in self.uploads[number]]
+        tensors = self._align_one(t, POOLED, together) if together else None
+        return {} if tensors is None else dict.fromkeys(range(self.given.clients), tensors)
+
+    def _align_one(self, t: int, owner: int, uploads: list[Samples]) -> Tensors | None:
+        """Aligns the auxiliary of `owner`; None if the server's gradients are zero or not finite."""
+        options = self.given.alignment
+        if owner not in self.auxiliaries:
+            self.auxiliaries[owner] = new_part(self.given, "auxiliary")
+            load(self.auxiliaries[owner], self.unaligned)
+        auxiliary = self.auxiliaries[owner]
+        if options.start == "server":
+            load(auxiliary, self._server_tensors_for(auxiliary))
+        if owner not in self.aligners or not options.keeps_optimizer:
+            kind = Adam if options.optimizer == "adam" else SGD
+            self.aligners[owner] = kind(trained(auxiliary), lr=options.lr, foreach=False, fused=False)
+        batches = cut_batches(uploads, options.batch_size)
+        order = self.given.alignment_orders[t, owner]
+        if not align(self.given, self.module, auxiliary, self.aligners[owner], batches, order):
+            return None
+        return state(self.given, "auxiliary", auxiliary)
+
+    def _server_tensors_for(self, auxiliary: nn.Module) -> Tensors:
+        """The server part's weights and buffers that have the name and the shape of one of the auxiliary's."""
+        own = state(self.given, "auxiliary", auxiliary)
+        server = self.module.state_dict()
+        return {name: server[name] for name in own if name in server and server[name].shape == own[name].shape}

@@ -1,0 +1,189 @@
+"""The package's side of a comparison with an oracle: a run of its own, and what an oracle must be handed for it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import nn
+
+from fsl_sage.alignment import matching
+from fsl_sage.config import Config
+from fsl_sage.engines.local import LocalEngine
+from fsl_sage.engines.setup import Setup, make_setup
+from fsl_sage.experiment.federation import Federation, draw_cohort
+from fsl_sage.models.conv import Conv2d
+from fsl_sage.models.layout import AdaptiveAvgPool2d
+from fsl_sage.models.norm import BatchNorm2d
+from fsl_sage.roles import s_server
+from fsl_sage.roles.client import below, local_order
+from fsl_sage.seeding import generator
+from tests.oracles.given import Alignment, Found, Given, Tensors
+
+
+class TinyResNet(nn.Module):
+    """Convolutions, BatchNorm and residuals, of the package's own layers; cut after block1."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.conv1 = Conv2d(3, 8, 3, stride=2, padding=1, bias=False)
+        self.bn1 = BatchNorm2d(8)
+        self.relu = nn.ReLU()
+        self.block1 = _Block(8, 16)
+        self.block2 = _Block(16, 32)
+        self.block3 = _Block(32, 48)
+        self.avgpool = AdaptiveAvgPool2d((1, 1))
+        self.fc = nn.Linear(48, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.relu(self.bn1(self.conv1(x)))
+        x = self.block3(self.block2(self.block1(x)))
+        return self.fc(torch.flatten(self.avgpool(x), 1))
+
+
+class _Block(nn.Module):
+    def __init__(self, channels_in: int, channels: int) -> None:
+        super().__init__()
+        self.conv1 = Conv2d(channels_in, channels, 3, stride=2, padding=1, bias=False)
+        self.bn1 = BatchNorm2d(channels)
+        self.relu = nn.ReLU()
+        self.conv2 = Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.bn2 = BatchNorm2d(channels)
+        self.downsample = nn.Sequential(Conv2d(channels_in, channels, 1, stride=2, bias=False), BatchNorm2d(channels))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+        return self.relu(y + self.downsample(x))
+
+
+Orders = dict[tuple[int, int], list[int]]
+
+
+def run_of(config: Config) -> tuple[Setup, Found, Orders]:
+    """A run of the package on its local engine; what it found, and the order of its alignments' batches."""
+    setup = make_setup(config)
+    initial = {part: {name: x.clone() for name, x in tensors.items()} for part, tensors in setup.initial.items()}
+    engine = LocalEngine(setup)
+    federation = Federation(setup, engine)
+    try:
+        with _recorded_orders() as orders:
+            for t in range(config.rounds):
+                federation.play_round(t, draw_cohort(config, t))
+        found = _found(federation, engine)
+    finally:
+        engine.close()
+    for part, tensors in initial.items():
+        assert all(torch.equal(tensors[name], x) for name, x in setup.initial[part].items()), "initial weights changed"
+    return setup, found, orders
+
+
+def _found(federation: Federation, engine: LocalEngine) -> Found:
+    setup, weights = federation.setup, federation.weights()
+    ledger = federation.ledger
+    entries = [entry for t in range(-1, setup.settings.config.rounds) for entry in ledger.entries(t)]
+    auxiliaries: dict[int, Tensors] = {}
+    if "auxiliary" in setup.algorithm.holds:
+        common = weights.get("auxiliary", setup.initial["auxiliary"])
+        for client in range(setup.settings.config.clients):
+            own = below("own/auxiliary/", engine._clients.get(client, {}))
+            waiting = federation.post.waiting.get(client, {}).get("auxiliary", {})
+            auxiliaries[client] = {**common, **own, **waiting}
+    books = {(entry.round, entry.client, entry.direction, entry.kind): entry.bytes for entry in entries}
+    return Found(weights["client"], weights["server"], auxiliaries, books)
+
+
+@contextmanager
+def _recorded_orders() -> Iterator[Orders]:
+    """The package draws the order of alignment batches; it is handed to the oracle as data."""
+    orders: Orders = {}
+    keys: list[tuple[int, int]] = []
+    draw, order = s_server.generator, matching._order
+
+    def seen_generator(seed: int, purpose: str, client: int, t: int) -> torch.Generator:
+        keys.append((t, client))
+        return draw(seed, purpose, client, t)
+
+    def seen_order(*arguments: Any) -> list[int]:
+        orders[keys[-1]] = order(*arguments)
+        return orders[keys[-1]]
+
+    with patch.object(s_server, "generator", seen_generator), patch.object(matching, "_order", seen_order):
+        yield orders
+
+
+def given_for(
+    config: Config,
+    setup: Setup,
+    orders: Orders,
+    parts: dict[str, Callable[[], nn.Module]],
+    loss: Callable[..., torch.Tensor],
+    terms: Callable[..., int],
+) -> Given:
+    """What the paper leaves open, from the configuration of a run of the package; all of it in float64."""
+    task, seed = setup.settings.task, config.seed
+    batches = {}
+    cohorts = [draw_cohort(config, t) for t in range(config.rounds)]
+    for t, cohort in enumerate(cohorts):
+        for client in cohort:
+            for step, places in enumerate(local_order(len(setup.examples[client]), config, client, t)):
+                augmentation = generator(seed, "augment", client, t, step)
+                batch = task.training_batch(setup.examples[client][places], augmentation)
+                inputs = batch.inputs["input_ids"] if isinstance(batch.inputs, dict) else batch.inputs.double()
+                batches[t, client, step] = (inputs, batch.target)
+    optimizer, alignment = config.optimizer, config.alignment
+    decay = optimizer.auxiliary_weight_decay
+    return Given(
+        parts=parts,
+        initial={part: {name: _double(x) for name, x in setup.initial[part].items()} for part in parts},
+        weights=list(setup.client_weights),
+        cohorts=cohorts,
+        batches=batches,
+        alignment_orders=orders,
+        loss=loss,
+        terms=terms,
+        clients=config.clients,
+        rounds=config.rounds,
+        optimizer=optimizer.name,
+        lr=optimizer.lr,
+        server_lr=optimizer.lr if optimizer.server_lr is None else optimizer.server_lr,
+        weight_decay=optimizer.weight_decay,
+        auxiliary_weight_decay=optimizer.weight_decay if decay is None else decay,
+        momentum=optimizer.momentum,
+        upload_every=config.upload_every,
+        align_every=config.align_every,
+        align_rounds=config.align_rounds,
+        align_until=config.rounds if config.align_until is None else config.align_until,
+        align_at=config.align_at,
+        warm_start=config.warm_start,
+        local_auxiliary=config.local_auxiliary,
+        alignment=Alignment(
+            samples=alignment.samples,
+            batch_size=alignment.batch_size,
+            optimizer=alignment.optimizer,
+            lr=alignment.lr,
+            clip=alignment.clip,
+            start=alignment.start,
+            scope=alignment.scope,
+            keeps_optimizer=alignment.optimizer_state == "kept",
+        ),
+    )
+
+
+def _double(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.double().clone() if tensor.is_floating_point() else tensor.clone()
+
+
+def compare(found: Found, expected: Found, *, tolerance: float = 1e-9, bytes: bool = True) -> None:
+    """The same weights to `tolerance` of each tensor's largest value (at least 1), and exactly the same bytes."""
+    assert found.auxiliaries.keys() == expected.auxiliaries.keys()
+    pairs = {"client": (found.client, expected.client), "server": (found.server, expected.server)}
+    pairs |= {f"auxiliary of {n}": (own, expected.auxiliaries[n]) for n, own in found.auxiliaries.items()}
+    for what, (own, wanted) in pairs.items():
+        assert own.keys() == wanted.keys(), what
+        for name, tensor in own.items():
+            scale = max(1.0, float(wanted[name].abs().max()))
+            distance = float((tensor.double() - wanted[name].double()).abs().max())
+            assert distance <= tolerance * scale, f"{what}: {name} is off by {distance:.1e}"
+    if bytes:
+        assert found.bytes == expected.bytes

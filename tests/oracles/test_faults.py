@@ -1,0 +1,126 @@
+"""An oracle is worth what it notices: each of these faults, put into the package, must make the comparison fail."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from fsl_sage import optimizers
+from fsl_sage.alignment.dataset import AlignmentData, Upload
+from fsl_sage.roles import averaging, f_server
+from fsl_sage.roles.client import Client
+from fsl_sage.roles.replica import Replica
+from fsl_sage.roles.s_server import SServer
+from tests.oracles import ORACLES
+from tests.oracles.test_images import DIRICHLET, check
+
+Patch = pytest.MonkeyPatch
+
+
+def scrambled_alignment(patch: Patch) -> None:
+    """What `torch.autograd.grad` gives goes into `.grad` as it is, and a fused optimizer takes it."""
+
+    proper = torch.autograd.backward
+
+    def backward(loss: object, *more: object, inputs: list[torch.Tensor] | None = None) -> None:
+        if more or inputs is None:  # not the alignment's call
+            proper(loss, *more, inputs=inputs)
+            return
+        for weight, gradient in zip(inputs, torch.autograd.grad(loss, inputs, allow_unused=True), strict=True):
+            weight.grad = gradient
+
+    patch.setattr(torch.autograd, "backward", backward)
+    patch.setattr(optimizers, "_check", lambda *_: None)
+
+
+def lost_optimizer_state(patch: Patch) -> None:
+    """Clients start every round with a new optimizer."""
+    patch.setattr(Replica, "load_optimizer_state", lambda self, state: None)
+
+
+def moved_statistics(patch: Patch) -> None:
+    """A second forward pass moves the client part's running statistics, and nothing else."""
+    forward = Client.forward
+
+    def twice(self: Client, batch: object) -> object:
+        with torch.no_grad():
+            forward(self, batch)
+        return forward(self, batch)
+
+    patch.setattr(Client, "forward", twice)
+
+
+def wrong_weight(patch: Patch) -> None:
+    """The average counts every client the same."""
+    average = averaging.average
+    patch.setattr(f_server, "average", lambda states, weights: average(states, [1.0] * len(weights)))
+
+
+def skipped_upload(patch: Patch) -> None:
+    """The S-server answers one upload of the run without learning from it."""
+    step, skipped = Replica.step, []
+
+    def skip_one(self: SServer, client: int, smashed: object, **options: bool) -> object:
+        if not skipped:
+            skipped.append(client)
+            patch.setattr(Replica, "step", lambda self, lr: self.optimizer.zero_grad(set_to_none=True))
+        try:
+            return learn(self, client, smashed, **options)
+        finally:
+            patch.setattr(Replica, "step", step)
+
+    learn = SServer.learn
+    patch.setattr(SServer, "learn", skip_one)
+
+
+def other_samples(patch: Patch) -> None:
+    """Of an upload that does not fit any more, the first samples are kept instead of the last."""
+    patch.setattr(
+        Upload,
+        "last",
+        lambda self, count: Upload(
+            tuple(x[:count] for x in self.z), {name: x[:count] for name, x in self.target.items()}
+        ),
+    )
+
+
+def older_samples(patch: Patch) -> None:
+    """An alignment sees only what came up before the newest upload."""
+    add, held = AlignmentData.add, {}
+
+    def one_late(self: AlignmentData, smashed: object) -> None:
+        add(self, held.get(id(self), smashed))
+        held[id(self)] = smashed
+
+    patch.setattr(AlignmentData, "add", one_late)
+
+
+EVERYWHERE: list[Callable[[Patch], None]] = [lost_optimizer_state, moved_statistics, wrong_weight]
+AT_THE_S_SERVER: list[Callable[[Patch], None]] = [skipped_upload]
+IN_ALIGNMENT: list[Callable[[Patch], None]] = [scrambled_alignment, other_samples, older_samples]
+FAULTS = [
+    *((algorithm, fault) for algorithm in ORACLES for fault in EVERYWHERE),
+    *((algorithm, fault) for algorithm in ORACLES if algorithm != "fedavg" for fault in AT_THE_S_SERVER),
+    *(("fsl-sage", fault) for fault in IN_ALIGNMENT),
+]
+
+
+@pytest.mark.parametrize(("algorithm", "fault"), FAULTS, ids=lambda value: getattr(value, "__name__", value))
+def test_the_oracle_notices(subject, monkeypatch, algorithm, fault):
+    config = subject(DIRICHLET, algorithm=algorithm)
+    fault(monkeypatch)
+    with pytest.raises(AssertionError, match="is off by"):
+        check(config)
+
+
+@pytest.mark.parametrize("name", ["upload", "reply", "model"])
+def test_the_oracle_notices_a_byte_that_was_not_billed(subject, monkeypatch, name):
+    from fsl_sage.wire.ledger import Ledger
+
+    kind = {"upload": "activations", "reply": "cut gradients", "model": "client model"}[name]
+    bill = Ledger.bill
+    monkeypatch.setattr(
+        Ledger, "bill", lambda self, t, client, way, what, n: bill(self, t, client, way, what, n - (what == kind))
+    )
+    with pytest.raises(AssertionError):
+        check(subject(algorithm="splitfed-ss"))

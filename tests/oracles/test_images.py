@@ -1,0 +1,85 @@
+"""Every algorithm on images against its oracle: weights in float64 to 1e-9, auxiliaries too, and exactly its bytes."""
+
+import pytest
+import torch
+
+from fsl_sage.alignment.passes import Passes
+from fsl_sage.engines.setup import make_setup
+from tests.oracles import ORACLES
+from tests.oracles.models import ResNetAuxiliary, ResNetClient, ResNetServer, image_loss, image_terms
+from tests.oracles.subject import compare, given_for, run_of
+
+PARTS = {"client": ResNetClient, "server": ResNetServer, "auxiliary": ResNetAuxiliary}
+DIRICHLET = {"data": {"partition": "dirichlet", "alpha": 0.5}}
+SETTINGS = {
+    "iid": {},
+    "Dirichlet, cohort 2 of 3": {**DIRICHLET, "cohort": 0.67, "seed": 4, "rounds": 4},
+}
+OPTIONS = {
+    "client": {"alignment": {"scope": "client"}},
+    "start server": {"alignment": {"start": "server"}},
+    "as uploaded": {"alignment": {"batch_size": 0, "scope": "client"}},
+    "clip": {"alignment": {"clip": 0.1}},
+    "Adam kept": {"alignment": {"optimizer_state": "kept"}},
+    "Adam kept by client": {"alignment": {"optimizer_state": "kept", "scope": "client"}},
+    "align at start": {"align_at": "start"},
+    "align at start by client": {"align_at": "start", "alignment": {"scope": "client"}},
+    "rounds named": {"align_rounds": [1, 2]},
+    "lazy": {"algorithm": "lazy-fsl-sage", "align_every": 1, "align_until": 1},
+    "warm start": {"warm_start": True},
+    "local auxiliary": {"local_auxiliary": True, "optimizer": {"auxiliary_weight_decay": 0.0}},
+    "local auxiliary aligned at start": {"local_auxiliary": True, "align_at": "start"},
+    "warm and local": {"warm_start": True, "local_auxiliary": True},
+    "upload at every step": {"upload_every": 1, "optimizer": {"server_lr": 3e-4}},
+}
+
+
+def check(config, *, tolerance=1e-9, bytes=True):
+    setup, found, orders = run_of(config)
+    parts = {part: PARTS[part] for part in setup.initial}
+    given = given_for(config, setup, orders, parts, image_loss, image_terms)
+    oracle = ORACLES["fsl-sage" if config.algorithm == "lazy-fsl-sage" else config.algorithm]
+    compare(found, oracle(given), tolerance=tolerance, bytes=bytes)
+    return orders
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("algorithm", ORACLES)
+def test_algorithm(subject, algorithm, setting):
+    orders = check(subject(SETTINGS[setting], algorithm=algorithm))
+    if algorithm == "fsl-sage":
+        assert sorted(orders) == [(0, -1), (2, -1)]
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("option", OPTIONS)
+def test_option_of_fsl_sage(subject, option, setting):
+    check(subject(SETTINGS[setting], OPTIONS[option]))
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("algorithm", ["fsl-sage", "cse-fsl"])
+def test_optimizer(subject, algorithm, optimizer):
+    own = {"name": optimizer, "lr": 1e-2, "weight_decay": 0.1, "auxiliary_weight_decay": 0.0}
+    check(subject(DIRICHLET, algorithm=algorithm, optimizer=own))
+
+
+@pytest.mark.parametrize("algorithm", ORACLES)
+def test_one_step_in_single_precision(subject, algorithm):
+    """One local step, one step of the S-server for each client and one of the alignment, by SGD: Adam's first step is
+    the sign of the gradient, which rounding decides where that is near 0. Rounding of float32 is 6e-8 of a value."""
+    one = {"precision": "float32", "rounds": 1, "local_steps": 1, "optimizer": {"name": "sgd", "lr": 0.1}}
+    config = subject(one, algorithm=algorithm, alignment={"optimizer": "sgd", "steps": 1, "lr": 0.1})
+    check(config, tolerance=2e-6, bytes=False)
+
+
+def test_the_subject_has_what_an_oracle_must_see(subject):
+    """In the alignment of this very model gradients come with other strides than the weights."""
+    setup = make_setup(subject(precision="float32"))
+    task, auxiliary = setup.settings.task, setup.modules["auxiliary"]
+    z = torch.randn(16, 16, 8, 8).relu()
+    target = {"labels": torch.arange(16) % 10}
+    (gradient,), _ = Passes(task, torch.device("cpu")).cut_gradient(auxiliary, (z,), target, create_graph=True)
+    weights = [weight for name, weight in auxiliary.named_parameters() if "conv" in name]
+    gradients = torch.autograd.grad(gradient.square().sum(), weights)
+    assert any(g.stride() != w.stride() for g, w in zip(gradients, weights, strict=True))
