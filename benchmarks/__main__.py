@@ -7,6 +7,7 @@ if __name__ == "__main__":
     split_overhead.main()
     cut_memory.main()
     rounds.main()
+    rounds.fidelity()
     rounds.two_workers()
     alignment.main()
     ray_engine.main()

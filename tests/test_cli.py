@@ -51,6 +51,17 @@ def test_help():
     assert "Dirichlet parameter" in options
 
 
+@pytest.mark.parametrize("words", [["0,1,4"], ["0", "1", "4"], ["0,1", "4"]])
+def test_rounds_may_be_joined_by_commas(monkeypatch, words):
+    seen = []
+    monkeypatch.setattr(commands, "run", lambda config, trackers: seen.append(config) or pytest.exit("seen"))
+    for args in (["--align-rounds", *words], [f"--align-rounds={','.join(words)}"]):
+        with pytest.raises(pytest.exit.Exception):
+            cli.main(["run", *args, "--rounds", "7"])
+    assert {config.align_rounds for config in seen} == {(0, 1, 4)}
+    assert {config.rounds for config in seen} == {7}
+
+
 def test_the_defaults_are_those_of_the_data_that_the_options_name(monkeypatch):
     seen = []
     monkeypatch.setattr(commands, "run", lambda config, trackers: seen.append(config) or pytest.exit("seen"))

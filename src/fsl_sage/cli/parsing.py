@@ -12,12 +12,15 @@ from fsl_sage.errors import InputError
 from fsl_sage.report.grid import Grid, for_algorithms, load_grid, parse_vary, refuse_overruled
 from fsl_sage.report.write import ReportOptions
 
+ROUNDS = "--align-rounds"
+
 Arguments = TypeVar("Arguments", RunArguments, CostArguments, CutsArguments, InitArguments)
 Parsed = TypeVar("Parsed", RunArguments, CostArguments, CutsArguments, InitArguments, CompareArguments)
 
 
 def parse(kind: type[Arguments], command: str, args: Sequence[str]) -> Arguments:
     """Options over a preset over the defaults."""
+    args = _without_commas(args)
     return _over_defaults(
         _preset_of(args),
         lambda base: tyro.cli(kind, prog=f"fsl-sage {command}", default=kind(config=base), args=args),
@@ -26,6 +29,7 @@ def parse(kind: type[Arguments], command: str, args: Sequence[str]) -> Arguments
 
 def parse_comparison(args: Sequence[str]) -> tuple[CompareArguments, Grid]:
     """Options over a preset and its table [compare] over the defaults; `--vary` replaces option by option."""
+    args = _without_commas(args)
     source = _preset_of(args)
     grid = Grid() if source is None else load_grid(source)
     default = CompareArguments(
@@ -54,6 +58,24 @@ def _over_defaults(source: str | None, read: Callable[[Config], Parsed]) -> Pars
 
 def _base(source: str | None, defaults: Config | None = None) -> Config:
     return (defaults or Config()) if source is None else load_preset(source, defaults)
+
+
+def _without_commas(args: Sequence[str]) -> list[str]:
+    """The same with numbers that are joined by commas apart: `--align-rounds 0,1,2` is `--align-rounds 0 1 2`."""
+    words: list[str] = []
+    for word in args:
+        name, equals, value = word.partition("=")
+        if name == ROUNDS and equals:
+            words += [name, *value.split(",")]
+        elif _last_option(words) == ROUNDS and not word.startswith("-"):
+            words += word.split(",")
+        else:
+            words.append(word)
+    return words
+
+
+def _last_option(words: Sequence[str]) -> str | None:
+    return next((word for word in reversed(words) if word.startswith("-")), None)
 
 
 def _preset_of(args: Sequence[str]) -> str | None:
