@@ -24,9 +24,9 @@ def measure(alignment: AlignmentConfig, warm: int = 2) -> tuple[float, float, fl
     federation = Federation(setup, LocalEngine(setup))
     for t in range(1, 1 + warm):
         federation.play_round(t, list(range(10)))
-    before = federation.engine.fidelity()
+    before = federation.engine.server.fidelity()
     start = time.perf_counter()
-    federation.engine.end_of_round(0)  # round 0 is a multiple of every interval
+    federation.engine.server.end_of_round(0)  # round 0 is a multiple of every interval
     seconds = time.perf_counter() - start
     # On uploads that the alignment has not seen; so the server has taken the steps of a round since.
     played = federation.play_round(1 + warm, list(range(10)))

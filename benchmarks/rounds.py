@@ -196,7 +196,7 @@ def fidelity(repeats: int = 5) -> None:
         )
         ours = Ours(make_setup(config))
         ours.play()
-        share = compare(ours.federation.engine.fidelity, ours.play, repeats)
+        share = compare(ours.federation.engine.server.fidelity, ours.play, repeats)
         CONSOLE.print(f"  resnet18   {algorithm:<12} {share.median:.3f} (median of {repeats})")
         ours.close()
 

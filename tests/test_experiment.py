@@ -13,8 +13,8 @@ from fsl_sage.errors import InputError, TrainingError
 from fsl_sage.experiment import cost, draw_cohort, resume, run
 from fsl_sage.records.files import load_tensors
 from fsl_sage.records.run_directory import RunDirectory
-from fsl_sage.roles.s_server import by_client
 from fsl_sage.wire.ledger import BEFORE, NOT_IN_PAPER
+from fsl_sage.wire.paths import by_client
 
 ALGORITHMS = ["fsl-sage", "cse-fsl", "splitfed-ms", "splitfed-ss", "fedavg"]
 TIMES = ("seconds", "elapsed_seconds")

@@ -17,8 +17,9 @@ from fsl_sage.models.conv import Conv2d
 from fsl_sage.models.layout import AdaptiveAvgPool2d
 from fsl_sage.models.norm import BatchNorm2d
 from fsl_sage.roles import s_server
-from fsl_sage.roles.client import below, local_order
+from fsl_sage.roles.client import local_order
 from fsl_sage.seeding import generator
+from fsl_sage.wire.paths import below
 from tests.oracles.given import Alignment, Found, Given, Tensors
 
 

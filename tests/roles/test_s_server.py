@@ -28,7 +28,7 @@ def federation(tiny):
 
 
 def server_of(federation):
-    return federation.engine._server.server
+    return federation.engine._server.role
 
 
 def same(one, other):

@@ -1,12 +1,24 @@
 import torch
 
 from fsl_sage.wire.ledger import BEFORE, Ledger
+from fsl_sage.wire.link import Link
 from fsl_sage.wire.message import AUXILIARY, CLIENT_MODEL, FIRST_DOWNLOAD, Message
-from fsl_sage.wire.post import Post
+from fsl_sage.wire.post import Download, Post
 
-HELD = {CLIENT_MODEL: 100, AUXILIARY: 40}
-AVERAGED = {CLIENT_MODEL: 100}
-ALIGNED = Message({AUXILIARY: {"w": torch.zeros(10)}})  # 40 bytes
+
+def arrays(count, name="w"):
+    return {name: torch.zeros(count, dtype=torch.uint8)}
+
+
+NEWEST = Message({CLIENT_MODEL: arrays(100)})
+HELD = Message({CLIENT_MODEL: arrays(100), AUXILIARY: arrays(40)})
+DOWNLOAD = Download(NEWEST, HELD)
+ALIGNED = Message({AUXILIARY: arrays(40)})
+
+
+def new_post(clients):
+    ledger = Ledger()
+    return Post(Link(ledger), clients), ledger
 
 
 def downloads(ledger, t):
@@ -14,17 +26,17 @@ def downloads(ledger, t):
 
 
 def play(post, t, cohort, aligned=()):
-    post.welcome(t, cohort, HELD, AVERAGED)
+    post.welcome(t, cohort, DOWNLOAD)
     for client in cohort:
         post.arrived(client)
     post.renew()
-    post.broadcast(t, cohort, AVERAGED)
+    post.broadcast(t, cohort, NEWEST)
     for client in aligned:
         post.send(t, client, ALIGNED, present=client in cohort)
 
 
 def test_full_cohort_pays_each_round_for_what_it_made():
-    post = Post(ledger := Ledger(), 2)
+    post, ledger = new_post(2)
     play(post, 0, [0, 1], aligned=[0, 1])
     play(post, 1, [0, 1])
     assert downloads(ledger, BEFORE) == {(0, FIRST_DOWNLOAD): 140, (1, FIRST_DOWNLOAD): 140}
@@ -33,7 +45,7 @@ def test_full_cohort_pays_each_round_for_what_it_made():
 
 
 def test_an_absent_client_pays_when_it_returns_and_only_for_the_newest():
-    post = Post(ledger := Ledger(), 2)
+    post, ledger = new_post(2)
     play(post, 0, [0, 1])
     play(post, 1, [0], aligned=[0, 1])
     play(post, 2, [0], aligned=[0, 1])
@@ -44,7 +56,7 @@ def test_an_absent_client_pays_when_it_returns_and_only_for_the_newest():
 
 
 def test_a_client_that_comes_late_pays_for_all_it_holds():
-    post = Post(ledger := Ledger(), 2)
+    post, ledger = new_post(2)
     play(post, 0, [0])
     play(post, 1, [0, 1])
     assert downloads(ledger, BEFORE) == {(0, FIRST_DOWNLOAD): 140}
@@ -52,7 +64,7 @@ def test_a_client_that_comes_late_pays_for_all_it_holds():
 
 
 def test_a_late_client_pays_once_for_an_auxiliary_that_waits_for_it():
-    post = Post(ledger := Ledger(), 2)
+    post, ledger = new_post(2)
     play(post, 0, [0], aligned=[0, 1])
     play(post, 1, [0, 1])
     assert downloads(ledger, 1) == {(0, CLIENT_MODEL): 100, (1, CLIENT_MODEL): 200, (1, AUXILIARY): 40}
@@ -60,32 +72,33 @@ def test_a_late_client_pays_once_for_an_auxiliary_that_waits_for_it():
 
 def test_a_hand_over_between_groups_is_billed_once():
     """One download for each visit: in its turn, or for the first after the last average, which it will start from."""
-    post = Post(ledger := Ledger(), 3)
+    post, ledger = new_post(3)
     for t in range(2):
         for client in range(3):
-            post.welcome(t, [client], HELD, AVERAGED)
+            post.welcome(t, [client], DOWNLOAD)
             post.arrived(client)
             post.renew()
-        post.broadcast(t, [0], AVERAGED)
+        post.broadcast(t, [0], NEWEST)
         assert downloads(ledger, t) == {(client, CLIENT_MODEL): 100 for client in range(3)}
     assert downloads(ledger, BEFORE) == {(0, FIRST_DOWNLOAD): 140, (1, FIRST_DOWNLOAD): 40, (2, FIRST_DOWNLOAD): 40}
 
 
 def test_frozen_weights_are_a_first_download_whenever_a_client_comes():
-    post = Post(ledger := Ledger(), 2)
-    post.welcome(0, [0], HELD, AVERAGED, 1000)
+    post, ledger = new_post(2)
+    frozen = Download(NEWEST, HELD, arrays(1000))
+    post.welcome(0, [0], frozen)
     post.renew()
-    post.broadcast(0, [0], AVERAGED)
-    post.welcome(1, [0, 1], HELD, AVERAGED, 1000)
+    post.broadcast(0, [0], NEWEST)
+    post.welcome(1, [0, 1], frozen)
     assert downloads(ledger, BEFORE) == {(0, FIRST_DOWNLOAD): 1140}
     assert downloads(ledger, 1) == {(1, FIRST_DOWNLOAD): 1000, (1, CLIENT_MODEL): 100, (1, AUXILIARY): 40}
     assert ledger.paper == 240
 
 
 def test_a_client_that_was_lost_gets_and_pays_everything_anew():
-    post = Post(ledger := Ledger(), 1)
+    post, ledger = new_post(1)
     play(post, 0, [0], aligned=[0])
-    post.welcome(1, [0], HELD, AVERAGED)
+    post.welcome(1, [0], DOWNLOAD)
     post.lost(0)
     assert post.waiting[0]
     play(post, 2, [0])
@@ -93,10 +106,10 @@ def test_a_client_that_was_lost_gets_and_pays_everything_anew():
 
 
 def test_state_goes_through_a_checkpoint():
-    post = Post(ledger := Ledger(), 3)
+    post, ledger = new_post(3)
     play(post, 0, [0, 1])
     play(post, 1, [0], aligned=[0, 1])
-    again = Post(other := Ledger(), 3)
+    again, other = new_post(3)
     again.load_state(*post.state())
     before = ledger.total
     for p in (post, again):

@@ -5,9 +5,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 
 from fsl_sage.config import Config
 from fsl_sage.errors import InputError
-from fsl_sage.roles.client import Client
-from fsl_sage.roles.f_server import FServer, Update
-from fsl_sage.roles.s_server import SServer
+from fsl_sage.roles.protocols import ClientRole, FServerRole, SServerRole, Update
 from fsl_sage.wire.message import AUXILIARY, CLIENT_MODEL, FULL_MODEL, Message, Tensors
 
 LocalRound = Generator[Message, Message | None, None]
@@ -49,29 +47,37 @@ class Algorithm(ABC):
             self.holds = (*self.holds, "head")
 
     @abstractmethod
-    def local_round(self, client: Client, t: int) -> LocalRound:
+    def local_round(self, client: ClientRole, t: int) -> LocalRound:
         """At the client: its local steps of round t."""
 
-    def on_upload(self, server: SServer, client: int, upload: Message) -> Message | None:
+    def on_upload(self, server: SServerRole, client: int, upload: Message) -> Message | None:
         """At the S-server: take one upload, and answer it if clients wait."""
         raise NotImplementedError(f"{type(self).__name__} uploads but does not say what its S-server does with it")
 
-    def on_uploads(self, server: SServer, uploads: Mapping[int, Message]) -> dict[int, Message | None]:
+    def on_uploads(self, server: SServerRole, uploads: Mapping[int, Message]) -> dict[int, Message | None]:
         """At the S-server: take all clients' uploads of one step. One by one, unless an algorithm says otherwise."""
         return {client: self.on_upload(server, client, upload) for client, upload in uploads.items()}
 
-    def aggregate(self, f_server: FServer, updates: Sequence[Update]) -> dict[str, Tensors]:
+    def aggregate(self, f_server: FServerRole, updates: Sequence[Update]) -> dict[str, Tensors]:
         """At the F-server: the new weights by part."""
         return f_server.mean(updates)
 
-    def end_of_round(self, server: SServer, t: int) -> Iterator[tuple[int, Message]]:
+    def end_of_round(self, server: SServerRole, t: int) -> Iterator[tuple[int, Message]]:
         """At the S-server, after the averaging: messages for clients."""
         return iter(())
 
-    def on_download(self, client: Client, message: Message) -> None:
+    def on_download(self, client: ClientRole, message: Message) -> None:
         """At the client, at the start of its round: a message that waited for it."""
         if AUXILIARY in message.parts:
             client.replace("auxiliary", dict(message.parts[AUXILIARY]))
+
+    def on_update(self, client: ClientRole, t: int) -> Mapping[str, Tensors]:
+        """At the client, at the end of its round: named arrays by kind that go to the F-server with its update.
+
+        `aggregate` finds them in `Update.extra`. What it puts into `FServerRole.sends` goes to the clients with the
+        next averaged weights, where it is `ClientRole.received_extra`.
+        """
+        return {}
 
     def groups(self, cohort: Sequence[int]) -> list[Sequence[int]]:
         """Groups of the cohort that run one after the other, averaged after each."""

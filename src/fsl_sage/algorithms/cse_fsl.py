@@ -1,8 +1,7 @@
 """CSE-FSL (Mu and Shen, 2023): auxiliaries trained by the clients on their own loss."""
 
 from fsl_sage.algorithms.base import Algorithm, LocalRound
-from fsl_sage.roles.client import Client
-from fsl_sage.roles.s_server import SServer
+from fsl_sage.roles.protocols import ClientRole, SServerRole
 from fsl_sage.wire.message import Message, Smashed
 
 
@@ -14,7 +13,7 @@ class CSEFSL(Algorithm):
     holds = ("client", "auxiliary")
     stores_uploads = True
 
-    def local_round(self, client: Client, t: int) -> LocalRound:
+    def local_round(self, client: ClientRole, t: int) -> LocalRound:
         """Local steps on the auxiliary's loss; every q-th batch is uploaded for the server part to learn from."""
         for k, batch in enumerate(client.batches(t)):
             z = client.forward(batch)
@@ -23,7 +22,7 @@ class CSEFSL(Algorithm):
             client.backward(z, client.auxiliary_gradient(z, batch.target))
             client.step()
 
-    def on_upload(self, server: SServer, client: int, upload: Message) -> None:
+    def on_upload(self, server: SServerRole, client: int, upload: Message) -> None:
         """The server part learns; the upload is kept only to measure the auxiliary's fidelity."""
         server.learn(client, upload)
         server.remember(client, upload)

@@ -1,7 +1,7 @@
 """FedAvg (McMahan et al., 2017): every client trains a full copy of the model."""
 
 from fsl_sage.algorithms.base import Algorithm, LocalRound
-from fsl_sage.roles.client import Client
+from fsl_sage.roles.protocols import ClientRole
 
 
 class FedAvg(Algorithm):
@@ -13,7 +13,7 @@ class FedAvg(Algorithm):
     takes_two_cuts = True
     has_s_server = False
 
-    def local_round(self, client: Client, t: int) -> LocalRound:
+    def local_round(self, client: ClientRole, t: int) -> LocalRound:
         """Ordinary local steps of the whole model; nothing is uploaded before the round ends."""
         for batch in client.batches(t):
             z = client.forward(batch)

@@ -4,8 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from fsl_sage.algorithms.base import Algorithm, LocalRound
 from fsl_sage.config import Config
-from fsl_sage.roles.client import Client
-from fsl_sage.roles.s_server import SServer
+from fsl_sage.roles.protocols import ClientRole, SServerRole
 from fsl_sage.wire.message import Message, Smashed
 
 
@@ -26,7 +25,7 @@ class FSLSAGE(Algorithm):
         self.align_every = config.align_every  # l
         self.align_until = config.rounds if config.align_until is None else config.align_until  # T'
 
-    def local_round(self, client: Client, t: int) -> LocalRound:
+    def local_round(self, client: ClientRole, t: int) -> LocalRound:
         """Algorithm 1, lines 8-16."""
         for k, batch in enumerate(client.batches(t)):
             z = client.forward(batch)
@@ -37,21 +36,21 @@ class FSLSAGE(Algorithm):
             client.backward(z, client.auxiliary_gradient(z, batch.target))
             client.step()
 
-    def on_upload(self, server: SServer, client: int, upload: Message) -> None:
+    def on_upload(self, server: SServerRole, client: int, upload: Message) -> None:
         """Algorithm 3, lines 4-7."""
         server.learn(client, upload)
         server.remember(client, upload)
 
-    def end_of_round(self, server: SServer, t: int) -> Iterator[tuple[int, Message]]:
+    def end_of_round(self, server: SServerRole, t: int) -> Iterator[tuple[int, Message]]:
         """Algorithm 3, lines 9-13: align the auxiliary of every client that has alignment data."""
         if self.aligns(t) and not self.waits_in(t):
-            yield from server.align(sorted(server.alignment))
+            yield from server.align(server.remembered())
 
-    def on_uploads(self, server: SServer, uploads: Mapping[int, Message]) -> dict[int, Message | None]:
+    def on_uploads(self, server: SServerRole, uploads: Mapping[int, Message]) -> dict[int, Message | None]:
         """With --align-at start the first uploads of a round are answered with the auxiliaries aligned on them."""
         replies = super().on_uploads(server, uploads)
         if self.waits_in(server.round) and all(upload.values["step"] == 0 for upload in uploads.values()):
-            aligned = dict(server.align(sorted(server.alignment)))
+            aligned = dict(server.align(server.remembered()))
             replies = {client: aligned.pop(client, None) for client in uploads}
             server.left += aligned.items()  # for the others, when they come
         return replies

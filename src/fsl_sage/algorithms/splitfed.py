@@ -1,8 +1,7 @@
 """What the two SplitFed systems (Thapa et al., 2022) have in common: clients wait for the true cut gradients."""
 
 from fsl_sage.algorithms.base import Algorithm, LocalRound
-from fsl_sage.roles.client import Client
-from fsl_sage.roles.s_server import SServer
+from fsl_sage.roles.protocols import ClientRole, SServerRole
 from fsl_sage.wire.message import CUT_GRADIENTS, CutGradients, Message, Smashed
 
 
@@ -19,7 +18,7 @@ class SplitFed(Algorithm):
     own_copy: bool
     """Whether each client has a server-side model of its own."""
 
-    def local_round(self, client: Client, t: int) -> LocalRound:
+    def local_round(self, client: ClientRole, t: int) -> LocalRound:
         """Every batch goes up, and its cut gradients come down."""
         for batch in client.batches(t):
             z = client.forward(batch)
@@ -33,7 +32,7 @@ class SplitFed(Algorithm):
             client.backward(z, reply.cut_gradients)
             client.step()
 
-    def on_upload(self, server: SServer, client: int, upload: Message) -> Message:
+    def on_upload(self, server: SServerRole, client: int, upload: Message) -> Message:
         """Learn and answer with the cut gradients; in a U-shape first with what the head needs."""
         if CUT_GRADIENTS in upload.parts:
             return CutGradients(server.backward(client, upload))

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from fsl_sage.algorithms.splitfed import SplitFed
-from fsl_sage.roles.s_server import SServer
+from fsl_sage.roles.protocols import SServerRole
 from fsl_sage.wire.message import Message
 
 
@@ -12,7 +12,7 @@ class SplitFedMS(SplitFed):
 
     own_copy = True
 
-    def end_of_round(self, server: SServer, t: int) -> Iterator[tuple[int, Message]]:
+    def end_of_round(self, server: SServerRole, t: int) -> Iterator[tuple[int, Message]]:
         """Average the copies; no message to anyone."""
         server.average_copies()
         return iter(())

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from fsl_sage.algorithms import make_algorithm
 from fsl_sage.config import Config, digest
-from fsl_sage.engines.base import Delivery, Setup
+from fsl_sage.engines.base import Setup
 from fsl_sage.engines.dry import DryEngine
 from fsl_sage.engines.flower.agreement import Agreement, read_agreement
 from fsl_sage.engines.flower.engine import FlowerEngine, Rules
@@ -56,7 +56,7 @@ def serve(config_file: Path, grid: Grid, options: Mapping[str, Any]) -> Result:
     federation = Federation(setup, engine)
     display = Display(Console(width=120))
     result = play(directory, config, [display], lambda *_: federation)
-    engine.finish(len(result.metrics), Delivery(federation.f_server.weights, federation.post.waiting))
+    engine.finish(len(result.metrics), federation.delivery(federation.post.waiting))
     return result
 
 

@@ -2,18 +2,24 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
 from torch import Tensor, nn
 
 from fsl_sage.algorithms.base import Algorithm, LocalRound
 from fsl_sage.alignment.fidelity import Fidelity
 from fsl_sage.errors import TrainingError
-from fsl_sage.roles.f_server import Update
-from fsl_sage.roles.work import Parts, Settings
-from fsl_sage.wire.ledger import Direction, Ledger
+from fsl_sage.roles.protocols import Parts, Update
+from fsl_sage.roles.work import Settings
+from fsl_sage.wire.link import Link
 from fsl_sage.wire.message import Message, Tensors
+
+Uploads = dict[int, Message]
+"""Uploads of one step by client."""
+
+Replies = dict[int, Message | None]
+"""What the S-server answers to them."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,8 @@ class Delivery:
     """The newest averaged weights by part."""
     mail: Mapping[int, Mapping[str, Tensors]]
     """By client, the messages that waited for it: kind to named tensors."""
+    extra: Mapping[str, Tensors] = field(default_factory=dict)
+    """What the F-server sends with the weights, by kind."""
 
 
 @dataclass(frozen=True)
@@ -67,27 +75,20 @@ class LostError(TrainingError):
     """Something that a run cannot go on without, such as the S-server, is gone; its last checkpoint is not."""
 
 
-class Engine(ABC):
-    """Runs clients and S-server. The F-server and the post are the experiment's."""
+class Server(Protocol):
+    """The S-server of a run, wherever it is, as the experiment sees it."""
 
     @abstractmethod
-    def train(self, t: int, clients: Sequence[int], delivery: Delivery, ledger: Ledger) -> list[Update]:
-        """Local rounds of these clients, with the S-server's part in them; bills every upload and reply.
-
-        A client that failed and was dropped from the round has no update in the result.
-        """
-
-    def remarks(self) -> dict[str, Any]:
-        """What this engine adds to the metrics of the round: whether it aligned; who failed and why."""
-        return {"aligned": False}
-
-    @abstractmethod
-    def share_auxiliary(self, tensors: Tensors) -> None:
-        """Tell the S-server of an auxiliary that the F-server has averaged."""
+    def set_auxiliary(self, tensors: Tensors) -> None:
+        """Tell it of an auxiliary that the F-server has averaged."""
 
     @abstractmethod
     def end_of_round(self, t: int) -> list[tuple[int, Message]]:
-        """The S-server's work after the averaging; messages for clients."""
+        """Its work after the averaging; messages for clients."""
+
+    @abstractmethod
+    def remarks(self) -> dict[str, Any]:
+        """Of this round, for the metrics: whether an auxiliary was aligned, and why others were not."""
 
     @abstractmethod
     def fidelity(self, *, seen: bool = False) -> Fidelity | None:
@@ -97,16 +98,42 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def server_loss(self) -> float | None:
-        """Mean loss of the S-server's steps since the last call; None if it took none."""
+    def take_loss(self) -> float | None:
+        """The mean loss of its steps since the last call; None if it took none."""
 
     @abstractmethod
-    def server_weights(self) -> Tensors | None:
-        """The S-server's model; None in algorithms without one."""
+    def weights(self) -> Tensors | None:
+        """Its model x_s; None in algorithms without an S-server."""
 
     @abstractmethod
     def recalibrated(self) -> Tensors | None:
-        """The S-server's model with BatchNorm statistics estimated anew from stored uploads."""
+        """Its model with BatchNorm statistics estimated anew from stored uploads."""
+
+    @abstractmethod
+    def state(self) -> Tensors:
+        """A flat dict; between rounds."""
+
+    @abstractmethod
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take up where `state` left."""
+
+
+class Engine(ABC):
+    """Runs clients and S-server. The F-server and the post are the experiment's."""
+
+    server: Server
+    """The S-server; in algorithms without one, one that knows nothing."""
+
+    @abstractmethod
+    def train(self, t: int, clients: Sequence[int], delivery: Delivery, link: Link) -> list[Update]:
+        """Local rounds of these clients, with the S-server's part in them; uploads and replies go over the link.
+
+        A client that failed and was dropped from the round has no update in the result.
+        """
+
+    def remarks(self) -> dict[str, Any]:
+        """What this engine adds to the metrics of the round: who failed, and why."""
+        return {}
 
     @abstractmethod
     def evaluate(self, parts: Parts) -> dict[str, float]:
@@ -129,12 +156,6 @@ class Engine(ABC):
         """Let go of threads and processes."""
 
 
-def bill(ledger: Ledger, t: int, client: int, direction: Direction, message: Message) -> None:
-    """Book a message."""
-    for kind, amount in message.sizes().items():
-        ledger.bill(t, client, direction, kind, amount)
-
-
 def advance(local_round: LocalRound, reply: Message | None) -> Message | None:
     """A local round on to its next upload; None when it is over."""
     try:
@@ -150,24 +171,19 @@ class Failures:
         self._policy = policy
         self._reasons: dict[str, str] = {}
 
-    def note(self, outcomes: Mapping[int, Outcome | ClientError]) -> None:
-        """Look for failures among these outcomes."""
-        for id in failed(outcomes):
-            outcome = outcomes[id]
-            assert isinstance(outcome, ClientError)
+    def note(self, outcomes: Mapping[int, Outcome | ClientError | None]) -> list[int]:
+        """Look for failures among these outcomes; returns the clients that failed."""
+        failed = {id: outcome for id, outcome in outcomes.items() if isinstance(outcome, ClientError)}
+        for id, error in failed.items():
             if self._policy == "stop":
-                raise outcome
-            self._reasons[str(id)] = outcome.reason
+                raise error
+            self._reasons[str(id)] = error.reason
+        return list(failed)
 
     def told(self) -> dict[str, Any]:
         """For the metrics, once: the reason by client."""
         reasons, self._reasons = self._reasons, {}
         return {"failures": reasons} if reasons else {}
-
-
-def failed(outcomes: Mapping[int, Outcome | ClientError | None]) -> list[int]:
-    """The clients whose code raised."""
-    return [id for id, outcome in outcomes.items() if isinstance(outcome, ClientError)]
 
 
 def survivors(outcomes: Mapping[int, Outcome | ClientError]) -> dict[int, Outcome]:

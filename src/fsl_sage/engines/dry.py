@@ -5,21 +5,21 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fsl_sage.alignment.fidelity import Fidelity
 from fsl_sage.alignment.passes import Smash
-from fsl_sage.engines.base import Delivery, Engine, Setup, advance, bill
-from fsl_sage.roles.client import Client, local_batch_sizes, local_order
-from fsl_sage.roles.f_server import Update
-from fsl_sage.roles.s_server import SServer
-from fsl_sage.roles.work import Parts, boundary
+from fsl_sage.engines.base import Delivery, Engine, Replies, Setup, advance
+from fsl_sage.engines.server import HostedServer, NoServer
+from fsl_sage.roles.client import local_batch_sizes, local_order
+from fsl_sage.roles.protocols import ClientRole, Parts, SServerRole, Update
+from fsl_sage.roles.work import boundary
 from fsl_sage.split import boundary_shapes
 from fsl_sage.tasks import Batch
-from fsl_sage.wire.ledger import Ledger
+from fsl_sage.wire.link import Link
 from fsl_sage.wire.message import AUXILIARY, Message, Tensors
 
 Shapes = tuple[torch.Size, ...]
@@ -32,42 +32,39 @@ class DryEngine(Engine):
     def __init__(self, setup: Setup, smashed: dict[Shapes, Smash] | None = None) -> None:
         """`smashed`, by the inputs' shapes, is filled; setups that differ in the algorithm alone may share it."""
         self.setup = setup
-        self._server = _DryServer(setup)
+        has_s_server = setup.algorithm.has_s_server
+        self.server = self._server = HostedServer(setup, DrySServer(setup)) if has_s_server else NoServer()
         self._smashed = {} if smashed is None else smashed
         self._batches: dict[int, Batch] = {}
 
-    def train(self, t: int, clients: Sequence[int], delivery: Delivery, ledger: Ledger) -> list[Update]:
-        """Every client's local round, step by step together; uploads and replies are billed, their contents made up."""
-        algorithm = self.setup.algorithm
+    def train(self, t: int, clients: Sequence[int], delivery: Delivery, link: Link) -> list[Update]:
+        """Every client's local round, step by step together; the contents of replies are made up."""
         self._server.begin(t)
-        players = {id: _DryClient(id, self, delivery.received) for id in clients}
-        rounds = {id: algorithm.local_round(cast(Client, player), t) for id, player in players.items()}
-        replies: dict[int, Message | None] = dict.fromkeys(clients)
+        players = {id: DryClient(id, self, delivery) for id in clients}
+        rounds = {id: self.setup.algorithm.local_round(player, t) for id, player in players.items()}
+        replies: Replies = dict.fromkeys(clients)
         while replies:
             uploads = {
                 id: _of_step(upload, players[id])
                 for id, reply in replies.items()
                 if (upload := advance(rounds[id], reply)) is not None
             }
-            for id, upload in uploads.items():
-                bill(ledger, t, id, "up", upload)
-            replies = algorithm.on_uploads(cast(SServer, self._server), uploads) if uploads else {}
-            for id, reply in replies.items():
-                if reply is not None:
-                    bill(ledger, t, id, "down", reply)
-        return [self.update(t, id) for id in clients]
+            replies = self._server.exchange(uploads, link)
+        return [self._update(t, players[id]) for id in clients]
 
     def uploads(self, t: int, id: int) -> list[Message]:
         """What a client that does not wait uploads in round t, as shapes."""
-        client = _DryClient(id, self, {})
-        local_round = self.setup.algorithm.local_round(cast(Client, client), t)
-        return [_of_step(upload, client) for upload in local_round]
+        client = DryClient(id, self, Delivery({}, {}))
+        return [_of_step(upload, client) for upload in self.setup.algorithm.local_round(client, t)]
 
     def update(self, t: int, id: int) -> Update:
         """What a client brings to the F-server after round t, as shapes."""
-        settings, initial = self.setup.settings, self.setup.initial
-        parts = self.setup.algorithm.averaged_in(t)
-        return Update(id, {part: settings.travelling(part, initial[part]) for part in parts}, {})
+        return self._update(t, DryClient(id, self, Delivery(self.setup.initial, {})))
+
+    def _update(self, t: int, client: "DryClient") -> Update:
+        settings, initial, algorithm = self.setup.settings, self.setup.initial, self.setup.algorithm
+        parts = {part: settings.travelling(part, initial[part]) for part in algorithm.averaged_in(t)}
+        return Update(client.id, parts, extra=algorithm.on_update(client, t))
 
     def order(self, t: int, id: int) -> Iterator[Tensor]:
         """For each local step, which examples a client takes; where no data is known, only how many."""
@@ -97,35 +94,6 @@ class DryEngine(Engine):
                 self._smashed[key] = boundary_shapes(self.setup.modules["client"], batch.inputs)
         return self._smashed[key]
 
-    def share_auxiliary(self, tensors: Tensors) -> None:
-        """Sizes stay."""
-
-    def end_of_round(self, t: int) -> list[tuple[int, Message]]:
-        """The messages that a run would send."""
-        if not self.setup.algorithm.has_s_server:
-            return []
-        return [*self.setup.algorithm.end_of_round(cast(SServer, self._server), t), *self._server.left]
-
-    def remarks(self) -> dict[str, Any]:
-        """Whether a run would align in this round."""
-        return {"aligned": self._server.aligned}
-
-    def fidelity(self, *, seen: bool = False) -> Fidelity | None:
-        """Nothing was computed."""
-        return None
-
-    def recalibrated(self) -> Tensors | None:
-        """Nothing was computed."""
-        return None
-
-    def server_loss(self) -> float | None:
-        """Nothing was computed."""
-        return None
-
-    def server_weights(self) -> Tensors | None:
-        """Nothing was computed."""
-        return None
-
     def evaluate(self, parts: Parts) -> dict[str, float]:
         """Nothing was computed."""
         return {}
@@ -145,79 +113,155 @@ class DryEngine(Engine):
         """Nothing to let go of."""
 
 
-def _of_step(upload: Message, client: "_DryClient") -> Message:
+def _of_step(upload: Message, client: "DryClient") -> Message:
     """An upload that says of which local step it is."""
     return replace(upload, values={**upload.values, "step": client.step_index})
 
 
-class _DryClient:
+class DryClient(ClientRole):
     """A client that answers with shapes."""
 
-    def __init__(self, id: int, engine: DryEngine, received: Parts) -> None:
+    def __init__(self, id: int, engine: DryEngine, delivery: Delivery) -> None:
         self.id = id
-        self.received = received
+        self.received = delivery.received
+        self.received_extra = delivery.extra
         self.extra: Tensors = {}
         self.round = self.step_index = -1
         self.examples = engine.setup.examples[id]
         self._engine = engine
 
     def batches(self, t: int) -> Iterator[Batch]:
+        """Batches of the right sizes."""
         self.round = t
         for step, indices in enumerate(self._engine.order(t, self.id)):
             self.step_index = step
-            yield self._engine.batch(indices)
+            yield replace(self._engine.batch(indices), examples=indices)
 
     def forward(self, batch: Batch) -> Smash:
+        """The boundary of a batch."""
         return self._engine.smashed(batch)
 
+    def output(self, part: str, *inputs: Tensor) -> Any:
+        """What the part's module gives for shapes."""
+        with self._engine.setup.settings.passes.autocast():
+            return self._engine.setup.modules[part](*inputs)
+
     def auxiliary_gradient(self, z: Smash, target: Mapping[str, Tensor]) -> Smash:
+        """As large as what it is the gradient of."""
         return z
 
-    server_gradient = head_gradient = auxiliary_gradient
+    def server_gradient(self, z: Smash, target: Mapping[str, Tensor]) -> Smash:
+        """As large as what it is the gradient of."""
+        return z
 
-    def backward(self, z: Smash, gradient: Smash) -> None: ...
+    def head_gradient(self, features: Smash, target: Mapping[str, Tensor]) -> Smash:
+        """As large as what it is the gradient of."""
+        return features
 
-    def step(self) -> None: ...
+    def backward(self, z: Smash, gradient: Smash) -> None:
+        """Nothing is computed."""
+
+    def step(self) -> None:
+        """Nothing is computed."""
 
     def parameters(self, part: str) -> Mapping[str, Tensor]:
-        return {}  # nothing has a gradient here
+        """Shapes of the trained weights, with gradients of the same shapes."""
+        setup = self._engine.setup
+        named = {name: p for name, p in setup.modules[part].named_parameters() if name in setup.initial[part]}
+        return {name: _with_gradient(parameter) for name, parameter in named.items() if parameter.requires_grad}
 
-    def replace(self, part: str, tensors: Tensors) -> None: ...
+    def replace(self, part: str, tensors: Tensors) -> None:
+        """Shapes stay."""
 
 
-class _DryServer:
+def _with_gradient(parameter: Tensor) -> Tensor:
+    shape = nn.Parameter(torch.empty_like(parameter, device="meta"))
+    shape.grad = torch.empty_like(shape)
+    return shape
+
+
+class DrySServer(SServerRole):
     """An S-server that answers with shapes."""
 
     def __init__(self, setup: Setup) -> None:
-        self.alignment: dict[int, Message] = {}
         self.round = 0
-        self.aligned = False
         self.left: list[tuple[int, Message]] = []
+        self.extra: Tensors = {}
+        self._aligned = False
+        self._remembered: set[int] = set()
         self._config = setup.settings.config
-        self._auxiliary = setup.initial.get("auxiliary", {})
+        self._initial = setup.initial
         self._module = setup.modules["server"]
         self._open: dict[int, Smash] = {}
 
     def begin(self, t: int) -> None:
-        self.round, self.aligned, self.left = t, False, []
+        """Round t starts."""
+        if t != self.round:
+            self.round, self._aligned, self.left = t, False, []
 
     def learn(self, client: int, smashed: Message, *, cut_gradient: bool = False, own_copy: bool = False) -> Smash:
-        floating = tuple(tensor for tensor in smashed.smashed if tensor.is_floating_point())
-        return floating if cut_gradient else ()
+        """Cut gradients as large as the smashed data."""
+        return _floating(smashed.smashed) if cut_gradient else ()
 
     def forward(self, client: int, smashed: Message, *, own_copy: bool = False) -> Smash:
+        """What the module gives for shapes."""
         self._open[client] = smashed.smashed
         return tuple(tensor.detach() for tensor in boundary(self._module(*smashed.smashed)))
 
     def backward(self, client: int, gradients: Message) -> Smash:
-        return tuple(tensor for tensor in self._open.pop(client) if tensor.is_floating_point())
+        """Cut gradients as large as the smashed data."""
+        return _floating(self._open.pop(client))
+
+    def average_copies(self) -> None:
+        """There are none."""
+
+    def drop(self, client: int) -> None:
+        """Nobody fails."""
 
     def remember(self, client: int, smashed: Message) -> None:
-        self.alignment[client] = smashed
+        """Only who has uploaded counts."""
+        self._remembered.add(client)
+
+    def remembered(self) -> list[int]:
+        """The clients that have uploaded, in order."""
+        return sorted(self._remembered)
 
     def align(self, clients: Iterable[int]) -> Iterator[tuple[int, Message]]:
-        self.aligned = True
+        """Auxiliaries of the right size."""
+        self._aligned = True
         receivers = range(self._config.clients) if self._config.alignment.scope == "pooled" else clients
-        return ((client, Message({AUXILIARY: self._auxiliary})) for client in receivers)
+        return ((client, Message({AUXILIARY: self._initial["auxiliary"]})) for client in receivers)
 
-    def average_copies(self) -> None: ...
+    def set_auxiliary(self, tensors: Tensors) -> None:
+        """Sizes stay."""
+
+    def weights(self) -> Tensors:
+        """Shapes."""
+        return self._initial["server"]
+
+    def recalibrated(self) -> Tensors:
+        """Shapes."""
+        return self._initial["server"]
+
+    def fidelity(self, *, seen: bool = False) -> Fidelity | None:
+        """Nothing was computed."""
+        return None
+
+    def take_loss(self) -> float | None:
+        """Nothing was computed."""
+        return None
+
+    def remarks(self) -> dict[str, Any]:
+        """Whether a run would align in this round."""
+        return {"aligned": self._aligned}
+
+    def state(self) -> Tensors:
+        """A dry run is not resumed."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """A dry run is not resumed."""
+
+
+def _floating(tensors: Smash) -> Smash:
+    return tuple(tensor for tensor in tensors if tensor.is_floating_point())

@@ -9,7 +9,9 @@ from typing import IO
 
 import torch
 
-from fsl_sage.engines.server import Uploads
+from fsl_sage.engines.base import Uploads
+from fsl_sage.engines.server import HostedServer, NoServer
+from fsl_sage.wire.link import Link
 from fsl_sage.wire.message import Message
 
 Key = tuple[int, int]
@@ -36,6 +38,11 @@ class Intake:
         """By client the step of its last upload; infinite when there are no more to come."""
         self._spill = _Spill()
         self._change = threading.Condition()
+
+    @classmethod
+    def in_order(cls, order: str, clients: Sequence[int]) -> "Intake":
+        """Of clients whose arrival means nothing, such as threads: where that was asked for it is interleaved."""
+        return cls("interleaved" if order == "arrival" else order, clients)
 
     def put(self, client: int, upload: Message) -> None:
         """An upload has come."""
@@ -103,6 +110,12 @@ class Intake:
             if not math.isinf(self._reached[client]):
                 return None
         return []
+
+
+def learn_from(intake: Intake, server: HostedServer | NoServer, link: Link) -> None:
+    """The S-server takes the uploads of the round, to the last, while clients may still be at it."""
+    for uploads in intake:
+        server.exchange(uploads, link)
 
 
 class _Spill:

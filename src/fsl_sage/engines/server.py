@@ -1,4 +1,4 @@
-"""The S-server's side of a run, as every engine asks for it, and the form of what an engine saves."""
+"""An S-server in this process with the algorithm's part at it, and the form of what an engine saves."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,100 +6,139 @@ from typing import Any
 from torch import Tensor
 
 from fsl_sage.alignment.fidelity import Fidelity
-from fsl_sage.engines.base import Setup, bill
-from fsl_sage.engines.worker import mean_loss
-from fsl_sage.roles.client import below
-from fsl_sage.roles.s_server import SpreadOver, SServer, by_client
-from fsl_sage.roles.work import Parts, Workbench
-from fsl_sage.wire.ledger import Ledger
+from fsl_sage.engines.base import Replies, Server, Setup, Uploads
+from fsl_sage.roles.protocols import Parts, SServerRole
+from fsl_sage.roles.s_server import SpreadOver, SServer
+from fsl_sage.roles.work import Workbench
+from fsl_sage.wire.link import Link
 from fsl_sage.wire.message import Message, Tensors
-
-Uploads = dict[int, Message]
-"""Uploads of one step by client."""
-
-Replies = dict[int, Message | None]
-"""What the S-server answers to them."""
+from fsl_sage.wire.paths import below, by_client, flat
 
 
-class ServerSide:
-    """The S-server with its modules, and the algorithm's part at it."""
+class HostedServer(Server):
+    """The S-server, in this process."""
 
-    def __init__(self, setup: Setup, spread: SpreadOver) -> None:
-        self.setup = setup
-        self._spread = spread
-        self.server = self._new()
+    def __init__(self, setup: Setup, role: SServerRole) -> None:
+        self.role = role
+        self._algorithm = setup.algorithm
 
-    def _new(self) -> SServer:
-        setup = self.setup
+    @classmethod
+    def training(cls, setup: Setup, spread: SpreadOver) -> "HostedServer":
+        """One that computes; `spread` shares out what may be done side by side."""
         bench = Workbench({"server": setup.modules["server"]})
-        return SServer(setup.settings, bench, setup.initial, setup.client_weights, self._spread)
+        return cls(setup, SServer(setup.settings, bench, setup.initial, setup.client_weights, spread))
 
     def begin(self, t: int) -> None:
         """Round t starts."""
-        self.server.begin(t)
+        self.role.begin(t)
 
-    def exchange(self, uploads: Uploads, ledger: Ledger) -> Replies:
-        """Uploads of one step to the S-server, its replies back; both billed."""
-        t = self.server.round
-        for id, upload in uploads.items():
-            bill(ledger, t, id, "up", upload)
-        replies = self.setup.algorithm.on_uploads(self.server, uploads) if uploads else {}
-        for id, reply in replies.items():
-            if reply is not None:
-                bill(ledger, t, id, "down", reply)
-        return replies
-
-    def share_auxiliary(self, tensors: Tensors) -> None:
-        """An auxiliary that the F-server has averaged."""
-        self.server.set_auxiliary(tensors)
-
-    def end_of_round(self, t: int) -> list[tuple[int, Message]]:
-        """Alignment, where the algorithm has one, and what the S-server has left for clients during the round."""
-        return [*self.setup.algorithm.end_of_round(self.server, t), *self.server.left]
-
-    def remarks(self) -> dict[str, Any]:
-        """Of this round: whether an auxiliary was aligned, and why others were not."""
-        skipped = {"alignment_skipped": dict(self.server.skipped)} if self.server.skipped else {}
-        return {"aligned": self.server.aligned, **skipped}
+    def exchange(self, uploads: Uploads, link: Link) -> Replies:
+        """Uploads of one step to the S-server, its replies back."""
+        if not uploads:
+            return {}
+        t = self.role.round
+        arrived = {id: link.up(t, id, upload) for id, upload in uploads.items()}
+        replies = self._algorithm.on_uploads(self.role, arrived)
+        return {id: reply if reply is None else link.down(t, id, reply) for id, reply in replies.items()}
 
     def drop(self, client: int) -> None:
         """A client has failed in this round."""
-        self.server.drop(client)
+        self.role.drop(client)
 
-    def fidelity(self, seen: bool = False) -> Fidelity | None:
+    def set_auxiliary(self, tensors: Tensors) -> None:
+        """An auxiliary that the F-server has averaged."""
+        self.role.set_auxiliary(tensors)
+
+    def end_of_round(self, t: int) -> list[tuple[int, Message]]:
+        """Alignment, where the algorithm has one, and what the S-server has left for clients during the round."""
+        return [*self._algorithm.end_of_round(self.role, t), *self.role.left]
+
+    def remarks(self) -> dict[str, Any]:
+        """Whether an auxiliary was aligned in this round, and why others were not."""
+        return self.role.remarks()
+
+    def fidelity(self, *, seen: bool = False) -> Fidelity | None:
         """On newest uploads that the last alignment has not seen, or on those that it has."""
-        return self.server.fidelity(seen=seen)
+        return self.role.fidelity(seen=seen)
 
-    def recalibrated(self) -> Tensors:
-        """The S-server's model with BatchNorm statistics estimated anew."""
-        return self.server.recalibrated()
-
-    def loss(self) -> float | None:
+    def take_loss(self) -> float | None:
         """Mean over the steps since the last call."""
-        if not self.server.losses:
-            return None
-        loss = mean_loss(self.server.losses)
-        self.server.losses.clear()
-        return loss
+        return self.role.take_loss()
 
-    def weights(self) -> Tensors:
-        """The S-server's model."""
-        return self.server.weights()
+    def weights(self) -> Tensors | None:
+        """The server-side model."""
+        return self.role.weights()
+
+    def recalibrated(self) -> Tensors | None:
+        """The server-side model with BatchNorm statistics estimated anew."""
+        return self.role.recalibrated()
 
     def state(self) -> Tensors:
         """A flat dict; between rounds."""
-        return self.server.state()
+        return self.role.state()
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take up where `state` left, whatever has happened since."""
-        self.server = self._new()
-        self.server.load_state(state)
+        """Take up where `state` left."""
+        self.role.load_state(state)
 
 
-def join_states(clients: Mapping[int, Tensors], server: Tensors | None) -> Tensors:
+class NoServer(Server):
+    """In the place of an S-server where an algorithm has none."""
+
+    def begin(self, t: int) -> None:
+        """Nothing to begin."""
+
+    def exchange(self, uploads: Uploads, link: Link) -> Replies:
+        """Nobody may upload."""
+        assert not uploads, "an algorithm without an S-server must not upload"
+        return {}
+
+    def drop(self, client: int) -> None:
+        """Nothing is kept of a client."""
+
+    def set_auxiliary(self, tensors: Tensors) -> None:
+        """Nobody to tell."""
+
+    def end_of_round(self, t: int) -> list[tuple[int, Message]]:
+        """No messages."""
+        return []
+
+    def remarks(self) -> dict[str, Any]:
+        """Nothing is aligned."""
+        return {"aligned": False}
+
+    def fidelity(self, *, seen: bool = False) -> Fidelity | None:
+        """Nothing is estimated."""
+        return None
+
+    def take_loss(self) -> float | None:
+        """No steps."""
+        return None
+
+    def weights(self) -> Tensors | None:
+        """No model."""
+        return None
+
+    def recalibrated(self) -> Tensors | None:
+        """No model."""
+        return None
+
+    def state(self) -> Tensors:
+        """Nothing to keep."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Nothing was kept."""
+
+
+def host_server(setup: Setup, spread: SpreadOver) -> HostedServer | NoServer:
+    """The S-server of a run whose engine has it in this process."""
+    return HostedServer.training(setup, spread) if setup.algorithm.has_s_server else NoServer()
+
+
+def join_states(clients: Mapping[int, Tensors], server: Tensors) -> Tensors:
     """What an engine saves: `clients/ID/…` and `server/…`."""
-    state = {f"clients/{id}/{path}": x for id, kept in clients.items() for path, x in kept.items()}
-    return state | {f"server/{path}": tensor for path, tensor in (server or {}).items()}
+    return flat({str(id): kept for id, kept in clients.items()}, "clients/") | flat({"server": server})
 
 
 def part_states(state: Mapping[str, Tensor]) -> tuple[dict[int, Tensors], Tensors]:

@@ -1,7 +1,7 @@
 """A worker: one copy of the modules that serves many clients, in a thread or in a process of its own."""
 
 import traceback
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from fsl_sage.engines.base import ClientError, Delivery, Outcome, Setup, advance
-from fsl_sage.precision import wide
 from fsl_sage.roles.client import Client
-from fsl_sage.roles.f_server import Update
+from fsl_sage.roles.protocols import Parts, Update
 from fsl_sage.roles.replica import Replica
 from fsl_sage.roles.s_server import SpreadOver
-from fsl_sage.roles.work import Chain, Parts, Settings, Workbench, boundary
+from fsl_sage.roles.work import Chain, Settings, Workbench, boundary, mean_loss
 from fsl_sage.wire.message import Message, Tensors
 
 Play = Callable[[Message | None], Message | Outcome | ClientError]
@@ -64,7 +63,8 @@ class Worker:
             reply = yield replace(upload, values={**upload.values, "step": client.step_index})
         averaged = self.setup.algorithm.averaged_in(t)
         losses = {"client_loss": mean_loss(client.losses)} if client.losses else {}
-        return Outcome(Update(id, client.upload(averaged), losses), client.state(averaged))
+        extra = self.setup.algorithm.on_update(client, t)
+        return Outcome(Update(id, client.upload(averaged), losses, extra), client.state(averaged))
 
     def _client(self, t: int, id: int, state: Mapping[str, Tensor], delivery: Delivery) -> Client:
         setup = self.setup
@@ -77,6 +77,7 @@ class Worker:
             initial={part: setup.initial[part] for part in setup.algorithm.holds},
             state=state,
             trains=setup.algorithm.trained_in(t),
+            received_extra=delivery.extra,
         )
         if id in delivery.mail:
             setup.algorithm.on_download(client, Message(delivery.mail[id]))
@@ -98,11 +99,6 @@ def _score(workbench: Workbench, settings: Settings, parts: Parts, index: int) -
         z = client(**batch.inputs) if isinstance(batch.inputs, Mapping) else client(batch.inputs)
         output = settings.task.output(Chain(*others), boundary(z), batch.target)
     return settings.task.score(output, batch.target)
-
-
-def mean_loss(losses: Sequence[Tensor]) -> float:
-    """Summed in float64."""
-    return float(wide(torch.stack(list(losses))).mean())
 
 
 def copied(tensors: Mapping[str, Any]) -> Tensors:

@@ -102,7 +102,7 @@ def _sums(ledger: Ledger) -> tuple[int, int, int]:
 
 
 def _sort_of_round(federation: Federation, t: int) -> tuple[Any, ...]:
-    messages = federation.engine.end_of_round(t)
+    messages = federation.engine.server.end_of_round(t)
     sizes = tuple((client, tuple(message.sizes().items())) for client, message in messages)
     algorithm = federation.setup.algorithm
     return algorithm.averaged_in(t), algorithm.waits_in(t), sizes

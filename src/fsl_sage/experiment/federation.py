@@ -10,14 +10,15 @@ from fsl_sage.config import Config
 from fsl_sage.engines.base import Delivery, Engine, Setup
 from fsl_sage.errors import TrainingError
 from fsl_sage.roles.averaging import average
-from fsl_sage.roles.client import below
-from fsl_sage.roles.f_server import FServer, Update
-from fsl_sage.roles.replica import frozen_bytes
-from fsl_sage.roles.work import Parts
+from fsl_sage.roles.f_server import FServer
+from fsl_sage.roles.protocols import Parts, Update
+from fsl_sage.roles.replica import frozen_weights
 from fsl_sage.seeding import numpy_generator
 from fsl_sage.wire.ledger import Ledger
-from fsl_sage.wire.message import Tensors, nbytes
-from fsl_sage.wire.post import Post
+from fsl_sage.wire.link import Link
+from fsl_sage.wire.message import Message, Tensors, nbytes
+from fsl_sage.wire.paths import below, flat
+from fsl_sage.wire.post import Download, Post
 
 
 class Federation:
@@ -26,12 +27,17 @@ class Federation:
     def __init__(self, setup: Setup, engine: Engine) -> None:
         self.setup = setup
         self.engine = engine
-        self.ledger = Ledger(self._frozen_by_kind())
-        self.post = Post(self.ledger, setup.settings.config.clients)
+        self.link = Link(Ledger(self._frozen_by_kind()))
+        self.post = Post(self.link, setup.settings.config.clients)
         self.f_server = FServer(
             {part: setup.settings.travelling(part, setup.initial[part]) for part in setup.algorithm.averaged},
             setup.client_weights,
         )
+
+    @property
+    def ledger(self) -> Ledger:
+        """Every byte that has crossed."""
+        return self.link.ledger
 
     def play_round(self, t: int, cohort: Sequence[int]) -> dict[str, Any]:
         """One round of these clients, in the order that the docs give; returns its metrics."""
@@ -45,68 +51,81 @@ class Federation:
             updates += trained
         present = {update.client for update in updates}
         # The group that begins the next round gets the last average; the others get theirs when their turn comes.
-        self.post.broadcast(t, [client for client in groups[0] if client in present], self._sizes(averaged))
-        losses = _losses(updates, self.engine.server_loss(), t)
+        self.post.broadcast(t, [client for client in groups[0] if client in present], self._newest(averaged))
+        server = self.engine.server
+        losses = _losses(updates, server.take_loss(), t)
         # 5. The S-server aligns, if it is time to.
-        held_out = self.engine.fidelity()
-        for client, message in self.engine.end_of_round(t):
+        held_out = server.fidelity()
+        for client, message in server.end_of_round(t):
             self.post.send(t, client, message, present=client in present)
-        remarks = self.engine.remarks()
-        seen = self.engine.fidelity(seen=True) if remarks["aligned"] else None
+        remarks = server.remarks()
+        seen = server.fidelity(seen=True) if remarks["aligned"] else None
         members = {"cohort": len(cohort), "missing": sorted(set(cohort) - present)}
-        return {**members, **remarks, **losses, **_fidelities(held_out, seen)}
+        return {**members, **remarks, **self.engine.remarks(), **losses, **_fidelities(held_out, seen)}
 
     def _train(self, t: int, group: Sequence[int]) -> list[Update]:
-        algorithm = self.setup.algorithm
-        held = self._sizes(algorithm.holds, whole=True)
-        self.post.welcome(t, group, held, self._sizes(algorithm.averaged), self._frozen(algorithm.holds))
-        mail = {client: self.post.waiting[client] for client in group if client in self.post.waiting}
-        updates = self.engine.train(t, group, Delivery(self.f_server.weights, mail), self.ledger)
+        self.post.welcome(t, group, self._download())
+        updates = self.engine.train(t, group, self.delivery(group), self.link)
         if not updates:
             raise TrainingError(f"No client came to the end of round {t}; the last checkpoint is kept.")
         for client in set(group) - {update.client for update in updates}:
             self.post.lost(client)
         for update in updates:
             self.post.arrived(update.client)
-            for kind in dict.fromkeys(map(self.setup.algorithm.kind, update.parts)):
-                parts = (x for part, x in update.parts.items() if self.setup.algorithm.kind(part) == kind)
-                self.ledger.bill(t, update.client, "up", kind, sum(map(nbytes, parts)))
-        return updates
+        return [self._brought(t, update) for update in updates]
+
+    def delivery(self, clients: Iterable[int]) -> Delivery:
+        """What these clients get before their round."""
+        mail = {client: self.post.waiting[client] for client in clients if client in self.post.waiting}
+        return Delivery(self.f_server.weights, mail, self.f_server.sends)
+
+    def _brought(self, t: int, update: Update) -> Update:
+        """An update as it arrives at the F-server."""
+        kinds = {part: self.setup.algorithm.kind(part) for part in update.parts}
+        message = self.link.up(t, update.client, update.message(kinds))
+        return Update.arrived(update.client, message, kinds.values())
 
     def _average(self, updates: list[Update]) -> tuple[str, ...]:
         """Put the average in the place of the F-server's weights; returns the parts that it has."""
         averaged = self.setup.algorithm.aggregate(self.f_server, updates)
         self.f_server.weights |= averaged
         if "auxiliary" in averaged:
-            self.engine.share_auxiliary(averaged["auxiliary"])
+            self.engine.server.set_auxiliary(averaged["auxiliary"])
         self.post.renew()
         return tuple(averaged)
 
-    def _sizes(self, parts: tuple[str, ...], *, whole: bool = False) -> dict[str, int]:
-        """Bytes by kind of these parts as they travel; `whole`: with what later stays local."""
-        sizes: dict[str, int] = {}
-        for part in parts:
-            tensors = self.setup.initial[part]
-            kind = self.setup.algorithm.kind(part)
-            size = nbytes(tensors if whole else self.setup.settings.travelling(part, tensors))
-            sizes[kind] = sizes.get(kind, 0) + size
-        return sizes
+    def _newest(self, parts: Iterable[str]) -> Message:
+        """The averaged weights of these parts, by kind, with what the F-server sends along."""
+        return self._by_kind({part: self.f_server.weights[part] for part in parts}, self.f_server.sends)
 
-    def _frozen(self, parts: Iterable[str]) -> int:
-        """Bytes of these parts' frozen weights; what two of them share is sent once."""
-        return frozen_bytes(self.setup.modules[part] for part in parts)
+    def _download(self) -> Download:
+        algorithm, initial = self.setup.algorithm, self.setup.initial
+        held = {part: {**initial[part], **self.f_server.weights.get(part, {})} for part in algorithm.holds}
+        return Download(
+            self._newest(algorithm.averaged), self._by_kind(held, self.f_server.sends), self._frozen(algorithm.holds)
+        )
+
+    def _by_kind(self, parts: Parts, more: Parts) -> Message:
+        kinds: dict[str, dict[str, Tensors]] = {}
+        for part, tensors in parts.items():
+            kinds.setdefault(self.setup.algorithm.kind(part), {})[part] = tensors
+        return Message({**{kind: flat(own) for kind, own in kinds.items()}, **more})
+
+    def _frozen(self, parts: Iterable[str]) -> Tensors:
+        """These parts' frozen weights; what two of them share is there once."""
+        return frozen_weights(self.setup.modules[part] for part in parts)
 
     def _frozen_by_kind(self) -> dict[str, int]:
         """Bytes of frozen weights in what travels under each kind, by the convention that bills whole models."""
         algorithm = self.setup.algorithm
         parts = [part for part in self.setup.modules if part in {*algorithm.averaged, *algorithm.holds}]
         kinds = {algorithm.kind(part) for part in parts}
-        return {kind: self._frozen(part for part in parts if algorithm.kind(part) == kind) for kind in kinds}
+        return {kind: nbytes(self._frozen(part for part in parts if algorithm.kind(part) == kind)) for kind in kinds}
 
     def weights(self) -> dict[str, Tensors]:
         """The global model by part; what clients keep local is not in it."""
         parts = dict(self.f_server.weights)
-        server = self.engine.server_weights()
+        server = self.engine.server.weights()
         if server is not None:
             parts["server"] = server
         return parts
@@ -115,7 +134,7 @@ class Federation:
         """Metrics of the merged model; where statistics stay local, their mean over the clients each with its own."""
         weights = self.weights()
         scores = self._evaluate(weights)
-        if self.setup.settings.config.model.recalibrate and (server := self.engine.recalibrated()) is not None:
+        if self.setup.settings.config.model.recalibrate and (server := self.engine.server.recalibrated()) is not None:
             again = self._evaluate({**weights, "server": server})
             scores |= {f"{name}_recalibrated": score for name, score in again.items()}
         return scores
@@ -140,8 +159,7 @@ class Federation:
         """All that the next round depends on."""
         waiting, post = self.post.state()
         states = {"f_server": self.f_server.state(), "post": waiting, "engine": self.engine.state()}
-        tensors = {f"{name}/{path}": x for name, state in states.items() for path, x in state.items()}
-        return tensors, {"rounds": rounds, "post": post}
+        return flat(states), {"rounds": rounds, "post": post}
 
     def load_checkpoint(self, tensors: Tensors, values: dict[str, Any]) -> int:
         """Take up where `checkpoint` left; returns the number of rounds that are done."""

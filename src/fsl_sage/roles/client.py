@@ -1,6 +1,8 @@
 """The client: holds data and the client-side model, and takes the local steps."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,14 +10,16 @@ from torch import Tensor
 from fsl_sage.alignment.passes import Smash
 from fsl_sage.config import Config
 from fsl_sage.data import batch_indices, batch_sizes
+from fsl_sage.roles.protocols import ClientRole, Parts
 from fsl_sage.roles.replica import Replica
-from fsl_sage.roles.work import Chain, Parts, Settings, Workbench, boundary
+from fsl_sage.roles.work import Chain, Settings, Workbench, boundary
 from fsl_sage.seeding import generator
 from fsl_sage.tasks import Batch
 from fsl_sage.wire.message import Tensors
+from fsl_sage.wire.paths import below
 
 
-class Client:
+class Client(ClientRole):
     """A client during one round, made from its state and the weights that came down.
 
     Its state is one flat dict of tensors: `optimizer/PART/WEIGHT/ENTRY`, `own/PART/NAME` for weights that are not
@@ -32,13 +36,13 @@ class Client:
         initial: Parts,
         state: Mapping[str, Tensor],
         trains: tuple[str, ...],
+        received_extra: Mapping[str, Tensors] | None = None,
     ) -> None:
         self.id = id
         self.examples = examples
         self.received = received
-        """The averaged weights that came down, by part."""
+        self.received_extra = received_extra or {}
         self.extra = below("extra/", state)
-        """What an algorithm keeps at this client from round to round."""
         self.round = self.step_index = -1
         self.losses: list[Tensor] = []
         self._settings = settings
@@ -60,7 +64,8 @@ class Client:
         for step, indices in enumerate(local_order(len(self.examples), config, self.id, t)):
             self.step_index = step
             augmentation = generator(config.seed, "augment", self.id, t, step)
-            yield self._settings.task.training_batch(self.examples[indices], augmentation)
+            chosen = self.examples[indices]
+            yield replace(self._settings.task.training_batch(chosen, augmentation), examples=chosen)
 
     def forward(self, batch: Batch) -> Smash:
         """z_f, the smashed data, with the graph that `backward` will need."""
@@ -69,6 +74,13 @@ class Client:
         with self._settings.passes.autocast():
             output = module(**batch.inputs) if isinstance(batch.inputs, Mapping) else module(batch.inputs)
         return boundary(output)
+
+    def output(self, part: str, *inputs: Tensor) -> Any:
+        """What a part that this client holds gives for these inputs, with its graph, in training mode."""
+        module = self._parts[part].module().train()
+        self._settings.seed_forward(f"dropout-{part}", self.id, self.round, self.step_index)
+        with self._settings.passes.autocast():
+            return module(*inputs)
 
     def auxiliary_gradient(self, z: Smash, target: Mapping[str, Tensor]) -> Smash:
         """The auxiliary's estimate of z_b. If this client trains its auxiliary, that gets gradients too."""
@@ -135,11 +147,6 @@ class Client:
                 own = {name: tensor for name, tensor in weights.items() if name not in travels}
             state |= {f"own/{part}/{name}": tensor for name, tensor in own.items()}
         return state
-
-
-def below(prefix: str, state: Mapping[str, Tensor]) -> Tensors:
-    """The entries of a flat dict whose path starts with `prefix`, without it."""
-    return {path[len(prefix) :]: tensor for path, tensor in state.items() if path.startswith(prefix)}
 
 
 def local_order(examples: int, config: Config, client: int, t: int) -> Iterator[Tensor]:

@@ -54,10 +54,10 @@ class Slots:
                 owner[key] = tensor
 
 
-def frozen_bytes(modules: Iterable[nn.Module]) -> int:
-    """Bytes of the frozen weights that these modules hold; what several of them share counts once."""
-    parameters = {id(p): p for module in modules for p in module.parameters() if not p.requires_grad}
-    return sum(parameter.numel() * parameter.element_size() for parameter in parameters.values())
+def frozen_weights(modules: Iterable[nn.Module]) -> Tensors:
+    """The frozen weights that these modules hold; what several of them share is there once."""
+    parameters = {id(p): p.detach() for module in modules for p in module.parameters() if not p.requires_grad}
+    return {str(number): parameter for number, parameter in enumerate(parameters.values())}
 
 
 def _join(prefix: str, key: str) -> str:

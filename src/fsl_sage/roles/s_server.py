@@ -14,12 +14,13 @@ from fsl_sage.alignment.passes import Smash
 from fsl_sage.config import AlignmentConfig
 from fsl_sage.models.norm import recalibrated
 from fsl_sage.roles.averaging import average
-from fsl_sage.roles.client import below
+from fsl_sage.roles.protocols import Parts, SServerRole
 from fsl_sage.roles.replica import Replica
 from fsl_sage.roles.schedule import Schedule
-from fsl_sage.roles.work import Parts, Settings, Workbench, boundary
+from fsl_sage.roles.work import Settings, Workbench, boundary, mean_loss
 from fsl_sage.seeding import generator, numpy_generator
 from fsl_sage.wire.message import AUXILIARY, Message, Tensors
+from fsl_sage.wire.paths import below, by_client, flat
 
 Job = Callable[[Workbench, Settings, Any, Any], Any]
 """A plain function of a worker's modules, the settings, what all calls share, and one item; it may run anywhere."""
@@ -32,7 +33,7 @@ POOLED = -1
 """Stands in the place of a client's number for the one auxiliary of all clients."""
 
 
-class SServer:
+class SServer(SServerRole):
     """The S-server between and during rounds."""
 
     def __init__(
@@ -43,26 +44,28 @@ class SServer:
         client_weights: Sequence[float],
         spread: SpreadOver,
     ) -> None:
-        self.alignment: dict[int, AlignmentData] = {}
-        """The alignment dataset of every client that has uploaded for it."""
-        self.round = 0
-        self.losses: list[Tensor] = []
-        self.aligned = False
-        """Whether an auxiliary was aligned in this round."""
-        self.skipped: dict[str, str] = {}
-        """By client ("pooled" for the one of all), why an alignment of this round gave nothing."""
-        self.left: list[tuple[int, Message]] = []
-        """Messages of this round for clients that do not wait for them."""
         self._settings = settings
         self._workbench = workbench
+        self._initial = initial
         self._spread = spread
         self._client_weights = client_weights
         self._lr: Schedule = settings.server_schedule()
-        self._model = Replica(workbench.slots["server"], initial["server"], settings.optimizer_of("server"))
+        self._start()
+
+    def _start(self) -> None:
+        """As before round 0."""
+        self.alignment: dict[int, AlignmentData] = {}
+        """The alignment dataset of every client that has uploaded for it."""
+        self.extra: Tensors = {}
+        self.losses: list[Tensor] = []
+        self.round = -1
+        self._forget_round()
+        slots, initial = self._workbench.slots["server"], self._initial
+        self._model = Replica(slots, initial["server"], self._settings.optimizer_of("server"))
         self._copies: dict[int, Replica] = {}
         self._open: dict[int, tuple[Replica, list[Tensor], Smash]] = {}
         self._copy_optimizers: dict[int, Tensors] = {}
-        self._auxiliary = initial.get("auxiliary", {})
+        self._auxiliary: Tensors = initial.get("auxiliary", {})
         """That of every client that has none of its own: the initial one, the F-server's average, or a pooled one."""
         self._aligned: dict[int, Tensors] = {}
         self._alignment_optimizers: dict[int, Tensors] = {}
@@ -70,9 +73,17 @@ class SServer:
         """The clients whose newest upload an alignment has seen."""
 
     def begin(self, t: int) -> None:
-        """Round t starts."""
-        self.round = t
-        self.aligned, self.skipped, self.left = False, {}, []
+        """Round t starts, or another group of its clients."""
+        if t != self.round:
+            self.round = t
+            self._forget_round()
+
+    def _forget_round(self) -> None:
+        self.aligned = False
+        """Whether an auxiliary was aligned in this round."""
+        self.skipped: dict[str, str] = {}
+        """By client ("pooled" for the one of all), why an alignment of this round gave nothing."""
+        self.left: list[tuple[int, Message]] = []
 
     # Learning
 
@@ -157,6 +168,10 @@ class SServer:
         self.alignment.setdefault(client, AlignmentData(samples)).add(smashed)
         self._seen.discard(client)
 
+    def remembered(self) -> list[int]:
+        """The clients that have uploaded for their alignment dataset, in order."""
+        return sorted(self.alignment)
+
     def auxiliary_of(self, client: int) -> Tensors:
         """The auxiliary that a client uses, as far as the S-server knows."""
         return self._aligned.get(client, self._auxiliary)
@@ -216,13 +231,29 @@ class SServer:
         (tensors,) = self._spread(_recalibrate, self.weights(), [uploads])
         return tensors
 
+    # What is told
+
+    def take_loss(self) -> float | None:
+        """The mean loss of the steps since the last call; None if there were none."""
+        losses, self.losses = self.losses, []
+        return mean_loss(losses) if losses else None
+
+    def remarks(self) -> dict[str, Any]:
+        """Of this round, for the metrics: whether an auxiliary was aligned, and why others were not."""
+        return {"aligned": self.aligned, **({"alignment_skipped": dict(self.skipped)} if self.skipped else {})}
+
     # Checkpoints
 
     def state(self) -> Tensors:
         """A flat dict for a checkpoint; between rounds."""
-        state = {f"model/{name}": x for name, x in self._model.weights().items()}
-        state |= {f"optimizer/{name}": x for name, x in self._model.optimizer_state().items()}
-        state |= {f"auxiliary/{name}": x for name, x in self._auxiliary.items()}
+        state = flat(
+            {
+                "model": self._model.weights(),
+                "optimizer": self._model.optimizer_state(),
+                "auxiliary": self._auxiliary,
+                "extra": self.extra,
+            }
+        )
         state["seen"] = torch.tensor(sorted(self._seen), dtype=torch.int64)
         groups: dict[str, Mapping[int, Tensors]] = {
             "copies": self._copy_optimizers,
@@ -230,16 +261,17 @@ class SServer:
             "alignment_optimizers": self._alignment_optimizers,
             "alignment": {client: data.state() for client, data in self.alignment.items()},
         }
-        for group, by_client in groups.items():
-            for client, tensors in by_client.items():
-                state |= {f"{group}/{client}/{name}": x for name, x in tensors.items()}
+        for group, own in groups.items():
+            state |= flat({str(client): tensors for client, tensors in own.items()}, f"{group}/")
         return state
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take up where `state` left."""
+        """Take up where `state` left, whatever has happened since."""
+        self._start()
         self.set_weights(below("model/", state))
         self._model.load_optimizer_state(below("optimizer/", state))
         self._auxiliary = below("auxiliary/", state)
+        self.extra = below("extra/", state)
         self._copy_optimizers = by_client(below("copies/", state))
         self._aligned = by_client(below("aligned/", state))
         self._alignment_optimizers = by_client(below("alignment_optimizers/", state))
@@ -302,15 +334,6 @@ def _fidelity_one(
     auxiliary = Replica(workbench.slots["auxiliary"], item[0], None)
     server = Replica(workbench.slots["server"], model, None)
     return fidelity(auxiliary.module(), server.module(), item[1], settings.passes)
-
-
-def by_client(state: Mapping[str, Tensor]) -> dict[int, Tensors]:
-    """Group a flat dict whose paths start with a client's number."""
-    groups: dict[int, Tensors] = {}
-    for path, tensor in state.items():
-        client, rest = path.split("/", 1)
-        groups.setdefault(int(client), {})[rest] = tensor
-    return groups
 
 
 def _overlay(tensors: Tensors, other: Tensors) -> Tensors:

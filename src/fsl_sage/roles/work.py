@@ -1,25 +1,23 @@
 """What clients and S-server share when they compute: the settings and a worker's modules."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fsl_sage.alignment.passes import Passes, Smash
 from fsl_sage.config import Config
 from fsl_sage.optimizers import make_optimizer
+from fsl_sage.precision import wide
 from fsl_sage.roles.replica import MakeOptimizer, Slots
 from fsl_sage.roles.schedule import Schedule
 from fsl_sage.seeding import derive
 from fsl_sage.tasks import Task
 from fsl_sage.wire.message import Tensors
-
-Parts = Mapping[str, Tensors]
-"""Weights by part of the model: "client", "server", "auxiliary"."""
 
 
 class Workbench:
@@ -106,6 +104,11 @@ def draws_in_forward(module: nn.Module) -> bool:
         (isinstance(m, dropouts) and m.p > 0) or any(isinstance(r := getattr(m, n, 0), float) and r > 0 for n in rates)
         for m in module.modules()
     )
+
+
+def mean_loss(losses: Sequence[Tensor]) -> float:
+    """The mean of scalars, summed in float64."""
+    return float(wide(torch.stack(list(losses))).mean())
 
 
 def boundary(output: Any) -> Smash:

@@ -20,6 +20,8 @@ class Batch:
 
     inputs: Any
     target: dict[str, Tensor]
+    examples: Tensor | None = None
+    """The indices of the training examples in it, [B]; they never leave the client. None for a test batch."""
 
 
 class Task(ABC):

@@ -1,14 +1,16 @@
-"""The post: which weights each client has, what waits for it, and the bill for every delivery.
+"""The post: which weights each client has, and what waits for it. Every delivery goes over the link.
 
 A download is billed to the round whose averaging or alignment made it, once for each member of that round's cohort;
 to an absent client when it returns. What precedes round 0 is the first download.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from fsl_sage.wire.ledger import BEFORE, Ledger
+from fsl_sage.wire.ledger import BEFORE
+from fsl_sage.wire.link import Link
 from fsl_sage.wire.message import FIRST_DOWNLOAD, Message, Tensors
 
 NOTHING = -2
@@ -21,64 +23,74 @@ INITIAL = -1
 """The version of the weights before any averaging."""
 
 
-class Post:
-    """Delivers averaged weights and messages to the clients and bills them."""
+@dataclass(frozen=True)
+class Download:
+    """What clients get from the F-server, as it is now."""
 
-    def __init__(self, ledger: Ledger, clients: int) -> None:
-        self.ledger = ledger
+    newest: Message
+    """The averaged weights, and what the F-server sends with them, by kind."""
+    held: Message
+    """All that a client holds, by kind: the newest weights, and what is not averaged or stays local later."""
+    frozen: Tensors = field(default_factory=dict)
+    """Weights that never change."""
+
+
+class Post:
+    """Delivers averaged weights and messages to the clients."""
+
+    def __init__(self, link: Link, clients: int) -> None:
+        self.link = link
         self.version = INITIAL
         self.has = [NOTHING] * clients
         self.waiting: dict[int, dict[str, Tensors]] = {}
         """Messages for a client by kind; only the newest of a kind is kept."""
         self._paid: set[tuple[int, str]] = set()
 
-    def welcome(
-        self, t: int, clients: Iterable[int], held: Mapping[str, int], averaged: Mapping[str, int], frozen: int = 0
-    ) -> None:
-        """Bill what clients lack before round t: `held` and `frozen` to new ones, `averaged` to returning ones.
+    def welcome(self, t: int, clients: Iterable[int], download: Download) -> None:
+        """Send what clients lack before round t: all that they hold to new ones, the averages to returning ones.
 
-        These are bytes, by kind. Frozen weights are a first download whenever a client comes; the rest of it is the
-        first download only before the first average, later it is today's model.
+        Frozen weights are a first download whenever a client comes. The rest is a first download only before the first
+        average; later it is today's model.
         """
         for client in clients:
             if self.has[client] == NOTHING:
-                self._introduce(t, client, held, averaged, frozen)
+                self._introduce(t, client, download)
             elif self.has[client] != self.version:
-                for kind, amount in averaged.items():
-                    self.ledger.bill(t, client, "down", kind, amount)
+                self.link.down(t, client, download.newest)
             self.has[client] = self.version
             for kind, tensors in self.waiting.get(client, {}).items():
                 self._pay(t, client, kind, tensors)
 
-    def _introduce(
-        self, t: int, client: int, held: Mapping[str, int], averaged: Mapping[str, int], frozen: int
-    ) -> None:
-        """Bill a client's first download. In round 0 only what was averaged in it already is not part of that."""
-        # What waits for the client takes the place of what it would else hold, and is billed with the messages.
-        lacks = {kind: amount for kind, amount in held.items() if kind not in self.waiting.get(client, {})}
+    def _introduce(self, t: int, client: int, download: Download) -> None:
+        """Send a client its first download. In round 0 only what was averaged in it already is not part of that."""
+        # What waits for the client takes the place of what it would else hold, and is sent with the messages.
+        held = {kind: x for kind, x in download.held.parts.items() if kind not in self.waiting.get(client, {})}
         if t > 0:
-            self.ledger.bill(t, client, "down", FIRST_DOWNLOAD, frozen)
-        else:
-            now = {} if self.version == INITIAL else dict(averaged)
-            first = sum(lacks.values()) - sum(now.values()) + frozen
-            self.ledger.bill(BEFORE, client, "down", FIRST_DOWNLOAD, first)
-            lacks = now
-        for kind, amount in lacks.items():
-            self.ledger.bill(t, client, "down", kind, amount)
+            self.link.down(t, client, Message({FIRST_DOWNLOAD: download.frozen, **held}))
+            return
+        now = {} if self.version == INITIAL else download.newest.parts
+        first = {
+            f"{kind}/{name}": tensor
+            for kind, tensors in held.items()
+            for name, tensor in tensors.items()
+            if name not in now.get(kind, {})
+        }
+        frozen = {f"frozen/{name}": tensor for name, tensor in download.frozen.items()}
+        self.link.down(BEFORE, client, Message({FIRST_DOWNLOAD: {**first, **frozen}}))
+        self.link.down(t, client, Message(now))
 
     def renew(self) -> None:
         """There are new averaged weights. Who needs them gets them with `welcome` or `broadcast`."""
         self.version += 1
 
-    def broadcast(self, t: int, clients: Iterable[int], averaged: Mapping[str, int]) -> None:
-        """The newest averaged weights go to these members of the cohort at once, and are billed."""
+    def broadcast(self, t: int, clients: Iterable[int], newest: Message) -> None:
+        """Send the newest averaged weights to these members of the cohort at once."""
         for client in clients:
             self.has[client] = self.version
-            for kind, amount in averaged.items():
-                self.ledger.bill(t, client, "down", kind, amount)
+            self.link.down(t, client, newest)
 
     def send(self, t: int, client: int, message: Message, *, present: bool) -> None:
-        """Leave a message for a client; paid now by a member of the cohort, on its return by an absent client."""
+        """Leave a message for a client; sent now to a member of the cohort, on its return to an absent client."""
         for kind, tensors in message.parts.items():
             self.waiting.setdefault(client, {})[kind] = dict(tensors)
             self._paid.discard((client, kind))
@@ -97,7 +109,8 @@ class Post:
 
     def _pay(self, t: int, client: int, kind: str, tensors: Mapping[str, Tensor]) -> None:
         if (client, kind) not in self._paid:
-            self.ledger.bill(t, client, "down", kind, sum(x.numel() * x.element_size() for x in tensors.values()))
+            arrived = self.link.down(t, client, Message({kind: tensors}))
+            self.waiting[client][kind] = dict(arrived.parts[kind])
             self._paid.add((client, kind))
 
     def state(self) -> tuple[Tensors, dict[str, object]]:

@@ -10,7 +10,6 @@ from flwr.app import Message as FlowerMessage
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from fsl_sage.alignment.fidelity import Fidelity
 from fsl_sage.engines.base import Delivery, Engine, Setup
 from fsl_sage.engines.flower.client_app import FINISH
 from fsl_sage.engines.flower.courier import POLL, Courier
@@ -18,13 +17,15 @@ from fsl_sage.engines.flower.inspection import Inspector, RejectedError
 from fsl_sage.engines.flower.node_state import NEVER
 from fsl_sage.engines.flower.records import Assignment, Report
 from fsl_sage.engines.flower.roster import Roster
-from fsl_sage.engines.local import LocalEngine
+from fsl_sage.engines.intake import Intake, learn_from
+from fsl_sage.engines.server import host_server
+from fsl_sage.engines.threads import Threads
+from fsl_sage.engines.worker import evaluate
 from fsl_sage.errors import TrainingError
-from fsl_sage.roles.client import below
-from fsl_sage.roles.f_server import Update
-from fsl_sage.roles.work import Parts
-from fsl_sage.wire.ledger import Ledger
-from fsl_sage.wire.message import Message, Tensors
+from fsl_sage.roles.protocols import Parts, Update
+from fsl_sage.wire.link import Link
+from fsl_sage.wire.message import Tensors
+from fsl_sage.wire.paths import below, flat
 
 GRACE = 60.0
 """Seconds for which Flower keeps a message beyond its round, so that it is this engine that calls a reply late."""
@@ -49,7 +50,8 @@ class FlowerEngine(Engine):
         self, setup: Setup, grid: Grid, inspector: Inspector, rules: Rules, tell: Callable[[str], None] = print
     ) -> None:
         self.setup = setup
-        self._server = LocalEngine(setup)
+        self._threads = Threads(setup)
+        self.server = self._server = host_server(setup, self._threads.spread)
         self._courier = Courier(grid)
         self._roster = Roster(self._courier, len(setup.examples), tell)
         self._inspector = inspector
@@ -65,7 +67,7 @@ class FlowerEngine(Engine):
 
     # Rounds
 
-    def train(self, t: int, clients: Sequence[int], delivery: Delivery, ledger: Ledger) -> list[Update]:
+    def train(self, t: int, clients: Sequence[int], delivery: Delivery, link: Link) -> list[Update]:
         """Every client that is connected gets its message; the S-server takes what came back and passed inspection."""
         self._remarks = {"failures": {}, "rejected": {}}
         nodes = self._gather(t, clients)
@@ -79,11 +81,21 @@ class FlowerEngine(Engine):
             if (report := self._inspect(t, client, nodes[client], answers[client])) is not None
         }
         self._require(t, clients, len(reports), "answered")
-        self._server.take(t, {client: report.uploads for client, report in reports.items()}, ledger)
+        self._learn(t, reports, link)
         for client in reports:
             self._has[client] = held
             self._last[client] = t
-        return [Update(client, report.parts, report.losses) for client, report in reports.items()]
+        return [Update(client, report.parts, report.losses, report.extra) for client, report in reports.items()]
+
+    def _learn(self, t: int, reports: Mapping[int, Report], link: Link) -> None:
+        """The S-server takes all uploads of the round, in the configured order."""
+        self._server.begin(t)
+        intake = Intake.in_order(self.setup.settings.config.order, list(reports))
+        for client, report in reports.items():
+            for upload in report.uploads:
+                intake.put(client, upload)
+            intake.close(client)
+        learn_from(intake, self._server, link)
 
     def _gather(self, t: int, clients: Sequence[int]) -> dict[int, int]:
         """The nodes of the clients that are connected, when there are enough."""
@@ -123,6 +135,7 @@ class FlowerEngine(Engine):
             keep=self._checkpointed[client],
             held=lacks,
             mail=mail,
+            extra=delivery.extra,
         )
         return FlowerMessage(assignment.records(), node, kind, ttl=self._rules.timeout + GRACE, group_id=str(t))
 
@@ -148,8 +161,8 @@ class FlowerEngine(Engine):
             )
 
     def remarks(self) -> dict[str, Any]:
-        """Whether this round aligned; who was missing in it and why: failures, and replies that were rejected."""
-        return {**self._server.remarks(), **self._remarks}
+        """Who was missing in this round and why: failures, and replies that were rejected."""
+        return dict(self._remarks)
 
     def finish(self, t: int, delivery: Delivery) -> None:
         """After the last round: every client that is connected gets the final weights and drops its states."""
@@ -162,35 +175,9 @@ class FlowerEngine(Engine):
             if isinstance(answer, str):
                 self._tell(f"Client {client} did not get the final weights: {answer}")
 
-    # The S-server and the evaluation are in this process
-
-    def share_auxiliary(self, tensors: Tensors) -> None:
-        """To the S-server."""
-        self._server.share_auxiliary(tensors)
-
-    def end_of_round(self, t: int) -> list[tuple[int, Message]]:
-        """Alignment, where the algorithm has one."""
-        return self._server.end_of_round(t)
-
-    def fidelity(self, *, seen: bool = False) -> Fidelity | None:
-        """On a few clients' newest uploads."""
-        return self._server.fidelity(seen=seen)
-
-    def recalibrated(self) -> Tensors | None:
-        """The S-server's model with BatchNorm statistics estimated anew."""
-        return self._server.recalibrated()
-
-    def server_loss(self) -> float | None:
-        """Mean over the steps since the last call."""
-        return self._server.server_loss()
-
-    def server_weights(self) -> Tensors | None:
-        """The S-server's model."""
-        return self._server.server_weights()
-
     def evaluate(self, parts: Parts) -> dict[str, float]:
-        """On the server's test images."""
-        return self._server.evaluate(parts)
+        """On the server's own test set."""
+        return evaluate(self.setup.settings, parts, self._threads.spread)
 
     def local_tensors(self) -> list[Parts]:
         """What clients keep for themselves stays at their nodes."""
@@ -201,7 +188,7 @@ class FlowerEngine(Engine):
     def state(self) -> Tensors:
         """The S-server's state, and for each client the round whose state its node must keep."""
         self._checkpointed = dict(self._last)
-        return {"last": torch.tensor(list(self._last.values())), **_below("server", self._server.state())}
+        return {"last": torch.tensor(list(self._last.values())), **flat({"server": self._server.state()})}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Take up where `state` left; the nodes go back to the matching rounds with their next message."""
@@ -212,8 +199,4 @@ class FlowerEngine(Engine):
 
     def close(self) -> None:
         """End the threads."""
-        self._server.close()
-
-
-def _below(prefix: str, tensors: Tensors) -> Tensors:
-    return {f"{prefix}/{path}": tensor for path, tensor in tensors.items()}
+        self._threads.close()

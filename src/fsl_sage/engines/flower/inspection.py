@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fsl_sage.engines.dry import DryEngine
 from fsl_sage.engines.flower.courier import printable
-from fsl_sage.engines.flower.records import ABOUT, TENSORS, Report, parts_and_uploads, unpack
+from fsl_sage.engines.flower.records import ABOUT, TENSORS, Report, unpack
 from fsl_sage.wire.message import LABELS, Tensors, nbytes
 
 HEADER_BYTES = 512
@@ -37,13 +37,13 @@ class Inspector:
 
     def inspect(self, content: RecordDict, t: int, client: int) -> Report:
         """The report of this client on this round, or a RejectedError."""
-        expected = Report(self.run, t, client, {}, self._dry.update(t, client).parts, self._dry.uploads(t, client))
+        update = self._dry.update(t, client)
+        expected = Report(self.run, t, client, {}, update.parts, self._dry.uploads(t, client), update.extra)
         if set(content) != {ABOUT, TENSORS} or set(content.array_records) != {TENSORS}:
             raise RejectedError(f"it has the records {_some(content)} instead of '{ABOUT}' and '{TENSORS}'")
         losses = _check_about(content.config_records[ABOUT], expected)
         tensors = self._check_tensors(content, expected.tensors())
-        parts, uploads = parts_and_uploads(tensors)
-        return Report(self.run, t, client, losses, parts, uploads)
+        return Report.of_tensors(self.run, t, client, losses, tensors)
 
     def _check_tensors(self, content: RecordDict, expected: Tensors) -> Tensors:
         size, limit = content.array_records[TENSORS].count_bytes(), nbytes(expected) + HEADER_BYTES * len(expected)

@@ -11,10 +11,10 @@ from typing import Any
 
 import safetensors.torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
-from torch import Tensor
 
-from fsl_sage.roles.work import Parts
+from fsl_sage.roles.protocols import Parts
 from fsl_sage.wire.message import Message, Tensors
+from fsl_sage.wire.paths import below, flat, grouped
 
 ABOUT, TENSORS = "about", "tensors"
 SAFETENSORS = "safetensors"
@@ -35,26 +35,26 @@ class Assignment:
     """The weights of the parts that the client holds and has not got yet."""
     mail: Mapping[str, Tensors]
     """Messages that waited for it, by kind."""
+    extra: Mapping[str, Tensors] = field(default_factory=dict)
+    """What the F-server sends with the weights, by kind."""
     version: str = field(default_factory=lambda: version("fsl-sage"))
     """Of the server: another one at the node might compute other numbers."""
 
     def records(self) -> RecordDict:
         """As Flower carries it."""
         about = {name: getattr(self, name) for name in ("run", "round", "client", "after", "keep", "version")}
-        tensors = _flat("held", self.held) | _flat("mail", self.mail)
+        tensors = flat(self.held, "held/") | flat(self.mail, "mail/") | flat(self.extra, "extra/")
         return RecordDict({ABOUT: ConfigRecord(about), TENSORS: pack(tensors)})
 
     @classmethod
     def read(cls, records: RecordDict) -> "Assignment":
         """What `records` wrote."""
-        groups: dict[str, dict[str, Tensors]] = {"held": {}, "mail": {}}
-        for path, tensor in unpack(records.array_records[TENSORS]).items():
-            group, key, name = path.split("/", 2)
-            groups[group].setdefault(key, {})[name] = tensor
+        tensors = unpack(records.array_records[TENSORS])
+        held, mail, extra = (grouped(below(f"{group}/", tensors)) for group in ("held", "mail", "extra"))
         about = records.config_records[ABOUT]
         round, client, after, keep = (int(about[name]) for name in ("round", "client", "after", "keep"))  # type: ignore[arg-type]
         release = str(about["version"])
-        return cls(str(about["run"]), round, client, after, keep, groups["held"], groups["mail"], release)
+        return cls(str(about["run"]), round, client, after, keep, held, mail, extra, release)
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,8 @@ class Report:
     """The trained weights that are averaged."""
     uploads: Sequence[Message]
     """The smashed batches with their labels; the value `step` says of which local step."""
+    extra: Mapping[str, Tensors] = field(default_factory=dict)
+    """What the algorithm sends with the weights, by kind."""
 
     def records(self) -> RecordDict:
         """As Flower carries it."""
@@ -77,25 +79,19 @@ class Report:
         return RecordDict({ABOUT: ConfigRecord({**about, **losses}), TENSORS: pack(self.tensors())})
 
     def tensors(self) -> Tensors:
-        """Weights and uploads as one dict: `weights/PART/NAME` and `upload/STEP/KIND/NAME`."""
-        tensors = _flat("weights", self.parts)
+        """All as one dict: `weights/PART/NAME`, `extra/KIND/NAME` and `upload/STEP/KIND/NAME`."""
+        tensors = flat(self.parts, "weights/") | flat(self.extra, "extra/")
         for upload in self.uploads:
-            tensors |= _flat(f"upload/{upload.values['step']}", upload.parts)
+            tensors |= flat(upload.parts, f"upload/{upload.values['step']}/")
         return tensors
 
-
-def parts_and_uploads(tensors: Tensors) -> tuple[dict[str, Tensors], list[Message]]:
-    """What `Report.tensors` put together."""
-    parts: dict[str, Tensors] = {}
-    uploads: dict[int, dict[str, Tensors]] = {}
-    for path, tensor in tensors.items():
-        group, key, rest = path.split("/", 2)
-        if group == "weights":
-            parts.setdefault(key, {})[rest] = tensor
-        else:
-            kind, name = rest.split("/", 1)
-            uploads.setdefault(int(key), {}).setdefault(kind, {})[name] = tensor
-    return parts, [Message(kinds, {"step": step}) for step, kinds in uploads.items()]
+    @classmethod
+    def of_tensors(cls, run: str, round: int, client: int, losses: Mapping[str, float], tensors: Tensors) -> "Report":
+        """The report whose tensors `tensors` put together."""
+        steps = grouped(below("upload/", tensors))
+        uploads = [Message(grouped(own), {"step": int(step)}) for step, own in steps.items()]
+        parts, extra = (grouped(below(f"{group}/", tensors)) for group in ("weights", "extra"))
+        return cls(run, round, client, losses, parts, uploads, extra)
 
 
 def pack(tensors: Tensors) -> ArrayRecord:
@@ -113,7 +109,3 @@ def unpack(record: ArrayRecord) -> Tensors:
         return safetensors.torch.load(block.data)
     except Exception as error:  # the parser reports damage by several unrelated types
         raise ValueError(f"its safetensors block is damaged ({type(error).__name__})") from None
-
-
-def _flat(prefix: str, groups: Mapping[str, Mapping[str, Tensor]]) -> Tensors:
-    return {f"{prefix}/{key}/{name}": x for key, named in groups.items() for name, x in named.items()}

@@ -17,9 +17,9 @@ from fsl_sage.engines.process import prepare_process
 from fsl_sage.engines.setup import assemble, build_parts, make_task, pick_device
 from fsl_sage.engines.worker import Worker
 from fsl_sage.errors import InputError
-from fsl_sage.roles.client import below
-from fsl_sage.roles.work import Parts
+from fsl_sage.roles.protocols import Parts
 from fsl_sage.wire.message import Message, Tensors
+from fsl_sage.wire.paths import below, flat
 
 
 class Site:
@@ -43,20 +43,20 @@ class Site:
         mail = {self.client: assignment.mail} if assignment.mail else {}
         uploads: list[Message] = []
         outcome = worker.whole_round(
-            assignment.round, self.client, below("state/", kept), Delivery(held, mail), uploads.append
+            assignment.round, self.client, below("state/", kept), Delivery(held, mail, assignment.extra), uploads.append
         )
         if isinstance(outcome, ClientError):
             raise outcome
         node_state.save(assignment.round, self._kept(held, outcome.state))
         update = outcome.update
-        return Report(assignment.run, assignment.round, self.client, update.losses, update.parts, uploads)
+        return Report(assignment.run, assignment.round, self.client, update.losses, update.parts, uploads, update.extra)
 
     def finish(self, assignment: Assignment) -> None:
         """The run is over: keep the newest weights of what this client holds, drop the states."""
         node_state = self._node_state(assignment)
         kept = node_state.load(assignment.after)
         held = self._held(assignment, kept)
-        node_state.finish({**_paths(held), **below("state/own/", kept), **_paths(assignment.mail)})
+        node_state.finish({**flat(held), **below("state/own/", kept), **flat(assignment.mail)})
 
     def _node_state(self, assignment: Assignment) -> NodeState:
         if assignment.version != version("fsl-sage"):
@@ -80,8 +80,7 @@ class Site:
     def _kept(self, held: Parts, state: Tensors) -> Tensors:
         """What goes to disk: the client's state, and the weights that will not come again every round."""
         stay = [part for part in held if part not in self.setup.algorithm.averaged]
-        kept = {f"held/{path}": tensor for path, tensor in _paths({part: held[part] for part in stay}).items()}
-        return kept | {f"state/{path}": tensor for path, tensor in state.items()}
+        return flat({part: held[part] for part in stay}, "held/") | flat({"state": state})
 
 
 def _setup(config: Config, agreement: Agreement, client: int, data: Path) -> Setup:
@@ -92,7 +91,3 @@ def _setup(config: Config, agreement: Agreement, client: int, data: Path) -> Set
     modules = build_parts(config, images.sizes, device)
     examples = [torch.arange(count) for count in agreement.examples]
     return assemble(config, make_algorithm(config), task, modules, examples)
-
-
-def _paths(parts: Parts) -> Tensors:
-    return {f"{part}/{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}

@@ -11,21 +11,25 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
 from torch import Tensor
 
-from fsl_sage.engines.base import ClientError, Delivery, LostError, Outcome, Setup
+from fsl_sage.engines.base import ClientError, Delivery, LostError, Outcome, Replies, Setup, Uploads
 from fsl_sage.engines.intake import Intake
 from fsl_sage.engines.process import prepare_process
 from fsl_sage.engines.ray.arrays import carry_tensors_as_arrays, to_device
 from fsl_sage.engines.ray.pool import Pool, UnpreparedError
-from fsl_sage.engines.server import Replies, ServerSide, Uploads
+from fsl_sage.engines.server import HostedServer
 from fsl_sage.engines.setup import pick_device
 from fsl_sage.engines.worker import Play, Worker, copied
-from fsl_sage.roles.f_server import Update
-from fsl_sage.roles.s_server import Job
-from fsl_sage.roles.work import Parts, Workbench
+from fsl_sage.roles.protocols import Parts, Update
+from fsl_sage.roles.s_server import Job, SServer
+from fsl_sage.roles.work import Workbench
 from fsl_sage.wire.ledger import Entry, Ledger
+from fsl_sage.wire.link import Link
 from fsl_sage.wire.message import Message, Tensors
 
 MIB = 2**20
+
+Common = tuple[Parts, Mapping[str, Tensors]]
+"""What all clients of a round get: the averaged weights by part, and what the F-server sends along by kind."""
 
 
 class WorkerActor:
@@ -57,20 +61,20 @@ class WorkerActor:
     # Clients that don't wait
 
     def whole_round(
-        self, t: int, id: int, server: ActorHandle | None, received: Parts, mail: Mapping[str, Tensors], state: Tensors
+        self, t: int, id: int, server: ActorHandle | None, common: Common, mail: Mapping[str, Tensors], state: Tensors
     ) -> tuple[Update | ClientError, Tensors | None]:
         """A client's round; its uploads go to the S-server while it runs."""
         line = Line(server, t, id)
-        delivery = self._delivery(received, {id: mail} if mail else {})
+        delivery = self._delivery(common, {id: mail} if mail else {})
         outcome = self._worker.whole_round(t, id, self._own(state), delivery, line.send)
         line.close()
         return _apart(outcome)
 
     # Clients that wait
 
-    def begin(self, t: int, ids: Sequence[int], received: Parts, mail: Mapping[int, Any], *states: Tensors) -> None:
+    def begin(self, t: int, ids: Sequence[int], common: Common, mail: Mapping[int, Any], *states: Tensors) -> None:
         """Rounds of these clients, ready to start."""
-        delivery = self._delivery(received, mail)
+        delivery = self._delivery(common, mail)
         self._plays = {
             id: self._worker.play(t, id, self._own(state), delivery) for id, state in zip(ids, states, strict=True)
         }
@@ -93,8 +97,9 @@ class WorkerActor:
         shared, item = to_device((shared, item), self._device)
         return job(self._worker.workbench, self._worker.setup.settings, shared, item)
 
-    def _delivery(self, received: Parts, mail: Mapping[int, Any]) -> Delivery:
-        return Delivery(to_device(received, self._device), to_device(mail, self._device))
+    def _delivery(self, common: Common, mail: Mapping[int, Any]) -> Delivery:
+        (received, extra), mail = to_device((common, mail), self._device)
+        return Delivery(received, mail, extra)
 
     def _own(self, state: Tensors) -> Tensors:
         # What came through the object store is shared, and a client's optimizer writes on its state.
@@ -143,23 +148,29 @@ class ServerActor:
         setup = settle(setup)
         self._pool = Pool(workers, reference[0])
         self._here = Workbench(setup.modules)
-        self._side = ServerSide(setup, self._spread)
+        self._setup = setup
+        self._side = HostedServer.training(setup, self._spread)
         self._device = setup.settings.device
         self._config = setup.settings.config
         self._intake = Intake("interleaved", [], 0)
-        self._ledger = Ledger()
+        self._link = Link(Ledger())
         self._before: tuple[Tensors, list[Tensor]] = {}, []
+
+    @property
+    def _role(self) -> SServer:
+        assert isinstance(self._side.role, SServer)
+        return self._side.role
 
     def _spread(self, job: Job, shared: Any, items: Sequence[Any]) -> list[Any]:
         """Over the workers; but a single item would only travel for nothing, with all the data that it holds."""
         if len(items) > 1:
             return self._pool.spread(job, shared, items)
-        return [job(self._here, self._side.setup.settings, shared, item) for item in items]
+        return [job(self._here, self._setup.settings, shared, item) for item in items]
 
-    def ask(self, method: str, *arguments: Any) -> Any:
-        """Whatever an engine asks of the S-server's side, by name."""
+    def ask(self, method: str, *arguments: Any, **options: Any) -> Any:
+        """Whatever an engine asks of the S-server, by name."""
         torch.set_num_threads(self._config.threads)
-        return getattr(self._side, method)(*to_device(arguments, self._device))
+        return getattr(self._side, method)(*to_device(arguments, self._device), **options)
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Take up where `state` left; it is trained on, so it is copied."""
@@ -175,19 +186,19 @@ class ServerActor:
     def learn(self) -> list[Entry]:
         """Take the uploads of the round in order, to the last. Returns the bill."""
         torch.set_num_threads(self._config.threads)
-        ledger = Ledger()
+        link = Link(Ledger())
         for uploads in self._intake:
-            self._side.exchange(to_device(uploads, self._device), ledger)
-        return ledger.entries(self._side.server.round)
+            self._side.exchange(to_device(uploads, self._device), link)
+        return link.ledger.entries(self._role.round)
 
     def take(self, t: int, client: int, upload: Message) -> None:
         """An upload comes in."""
-        if t == self._side.server.round:
+        if t == self._role.round:
             self._intake.put(client, upload)
 
     def close(self, t: int, client: int) -> None:
         """A client of the round has no more uploads."""
-        if t == self._side.server.round:
+        if t == self._role.round:
             self._intake.close(client)
 
     # Clients that wait
@@ -195,14 +206,14 @@ class ServerActor:
     def begin(self, t: int) -> None:
         """A round starts; what the S-server is now is kept, for the round may have to start again."""
         self._side.begin(t)
-        self._before = copied(self._side.state()), list(self._side.server.losses)
-        self._ledger = Ledger()
+        self._before = copied(self._side.state()), list(self._role.losses)
+        self._link = Link(Ledger())
 
     def begin_again(self, t: int) -> None:
         """The round starts again, from its first state."""
         state, losses = self._before
         self._side.load_state(state)
-        self._side.server.losses += losses
+        self._role.losses += losses
         self.begin(t)
 
     def exchange(self, clients: Sequence[int], *shares: Uploads) -> tuple[Any, ...]:
@@ -210,13 +221,13 @@ class ServerActor:
         torch.set_num_threads(self._config.threads)
         uploads = {id: upload for share in shares for id, upload in share.items()}
         ordered = {id: uploads[id] for id in clients if id in uploads}
-        replies = self._side.exchange(to_device(ordered, self._device), self._ledger)
+        replies = self._side.exchange(to_device(ordered, self._device), self._link)
         return True, *({id: replies[id] for id in share} for share in shares)
 
     def end(self) -> list[Entry]:
         """The round is over; returns its bill."""
         self._before = {}, []
-        return self._ledger.entries(self._side.server.round)
+        return self._link.ledger.entries(self._role.round)
 
 
 def settle(setup: Setup) -> Setup:

@@ -10,18 +10,17 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
 from torch import Tensor
 
-from fsl_sage.alignment.fidelity import Fidelity
-from fsl_sage.engines.base import ClientError, Delivery, Engine, Failures, LostError, Setup, failed
+from fsl_sage.engines.base import ClientError, Delivery, Engine, Failures, LostError, Setup
 from fsl_sage.engines.ray.arrays import carry_tensors_as_arrays, to_device
 from fsl_sage.engines.ray.cluster import Crew, connect, lay_out, start_crew
 from fsl_sage.engines.ray.pool import DEATHS, TRIES, Pool, WorkerDiedError, fetch
-from fsl_sage.engines.server import join_states, local_tensors, part_states
+from fsl_sage.engines.ray.remote import RemoteServer
+from fsl_sage.engines.server import NoServer, join_states, local_tensors, part_states
 from fsl_sage.engines.worker import evaluate
 from fsl_sage.errors import TrainingError
-from fsl_sage.roles.f_server import Update
-from fsl_sage.roles.work import Parts
-from fsl_sage.wire.ledger import Ledger
-from fsl_sage.wire.message import Message, Tensors
+from fsl_sage.roles.protocols import Parts, Update
+from fsl_sage.wire.link import Link
+from fsl_sage.wire.message import Tensors
 
 Ended = tuple[Update | ClientError, ray.ObjectRef]
 """How a client's round ended, and the reference to its new state."""
@@ -53,18 +52,19 @@ class RayEngine(Engine):
         setup = ray.put(self.setup)
         self._pool = Pool(crew.workers, setup)
         self._server = crew.server if has_s_server else None
+        self.server = RemoteServer(self._call) if has_s_server else NoServer()
         self._pool.prepare()
         self._call("prepare", setup, [setup], self._pool.workers)
 
     # Rounds
 
-    def train(self, t: int, clients: Sequence[int], delivery: Delivery, ledger: Ledger) -> list[Update]:
+    def train(self, t: int, clients: Sequence[int], delivery: Delivery, link: Link) -> list[Update]:
         """Clients that wait exchange every batch with the S-server; the others run their whole round in parallel."""
-        received = ray.put(delivery.received)
+        common = ray.put((delivery.received, delivery.extra))
         if self.setup.algorithm.waits_in(t):
-            ended = self._run_in_exchange(t, clients, received, delivery.mail, ledger)
+            ended = self._run_in_exchange(t, clients, common, delivery.mail, link)
         else:
-            ended = self._run_in_parallel(t, clients, received, delivery.mail, ledger)
+            ended = self._run_in_parallel(t, clients, common, delivery.mail, link)
         updates = []
         for id in clients:
             update, state = ended[id]
@@ -74,7 +74,7 @@ class RayEngine(Engine):
         return updates
 
     def _run_in_parallel(
-        self, t: int, clients: Sequence[int], received: ray.ObjectRef, mail: Mapping[int, Any], ledger: Ledger
+        self, t: int, clients: Sequence[int], common: ray.ObjectRef, mail: Mapping[int, Any], link: Link
     ) -> dict[int, Ended]:
         self._call("open", t, clients)
         learned = self._server.learn.remote() if self._server is not None else None
@@ -82,7 +82,7 @@ class RayEngine(Engine):
         def whole_round(id: int, worker: ActorHandle) -> Sequence[ray.ObjectRef]:
             state = self._states.get(id, {})
             method = worker.whole_round.options(num_returns=2)
-            return method.remote(t, id, self._server, received, mail.get(id, {}), state)
+            return method.remote(t, id, self._server, common, mail.get(id, {}), state)
 
         order = longest_first(clients, self._sizes)
         results = self._pool.run([partial(whole_round, id) for id in order])
@@ -95,27 +95,27 @@ class RayEngine(Engine):
             ended[id] = result[0], result[1]
         self._failures.note({id: how for id, (how, _) in ended.items() if isinstance(how, ClientError)})
         if learned is not None:
-            ledger.load(self._answer(learned))
+            link.ledger.load(self._answer(learned))
         return ended
 
     def _run_in_exchange(
-        self, t: int, clients: Sequence[int], received: ray.ObjectRef, mail: Mapping[int, Any], ledger: Ledger
+        self, t: int, clients: Sequence[int], common: ray.ObjectRef, mail: Mapping[int, Any], link: Link
     ) -> dict[int, Ended]:
         """A round that breaks because a worker dies starts again, from the state that the S-server has kept."""
         self._call("begin", t)
         for _ in range(TRIES):
             try:
-                ended = self._exchange(t, clients, received, mail)
+                ended = self._exchange(t, clients, common, mail)
             except WorkerDiedError:
                 self._pool.prepare()
                 self._call("begin_again", t)
             else:
-                ledger.load(self._call("end"))
+                link.ledger.load(self._call("end"))
                 return ended
         raise TrainingError(f"Workers died in each of {TRIES} tries of round {t}; the last checkpoint is kept.")
 
     def _exchange(
-        self, t: int, clients: Sequence[int], received: ray.ObjectRef, mail: Mapping[int, Any]
+        self, t: int, clients: Sequence[int], common: ray.ObjectRef, mail: Mapping[int, Any]
     ) -> dict[int, Ended]:
         places = share_out(clients, self._sizes, len(self._pool.workers))
         at = {id: self._pool.workers[place] for id, place in places.items()}
@@ -123,7 +123,7 @@ class RayEngine(Engine):
         for worker in self._pool.workers:
             mine = [id for id in clients if at[id] is worker]
             states = [self._states.get(id, {}) for id in mine]
-            begun.append(worker.begin.remote(t, mine, received, {id: mail[id] for id in mine if id in mail}, *states))
+            begun.append(worker.begin.remote(t, mine, common, {id: mail[id] for id in mine if id in mail}, *states))
         of_worker(begun)
         order = self.setup.settings.config.order
         groups = [clients] if order == "interleaved" else [[id] for id in clients]
@@ -145,9 +145,8 @@ class RayEngine(Engine):
                 for worker, reply in zip(workers, replies, strict=True)
             ]
             for ended in of_worker([ended for ended, _ in said]):
-                self._failures.note(ended)
-                for id in failed(ended):
-                    self._ask("drop", id)
+                for id in self._failures.note(ended):
+                    self._call("ask", "drop", id)
                 running -= set(ended)
             if running:
                 assert self._server is not None, "an algorithm without an S-server must not upload"
@@ -156,34 +155,8 @@ class RayEngine(Engine):
                 self._answer(fine)
 
     def remarks(self) -> dict[str, Any]:
-        """Whether this round aligned; clients that failed in it, and why."""
-        return {**(self._ask("remarks") or super().remarks()), **self._failures.told()}
-
-    # After the averaging
-
-    def share_auxiliary(self, tensors: Tensors) -> None:
-        """To the S-server."""
-        self._ask("share_auxiliary", tensors)
-
-    def end_of_round(self, t: int) -> list[tuple[int, Message]]:
-        """Alignment, where the algorithm has one."""
-        return self._ask("end_of_round", t) or []
-
-    def fidelity(self, *, seen: bool = False) -> Fidelity | None:
-        """On a few clients' newest uploads."""
-        return self._ask("fidelity", seen)
-
-    def recalibrated(self) -> Tensors | None:
-        """The S-server's model with BatchNorm statistics estimated anew."""
-        return self._ask("recalibrated")
-
-    def server_loss(self) -> float | None:
-        """Mean over the steps since the last call."""
-        return self._ask("loss")
-
-    def server_weights(self) -> Tensors | None:
-        """The S-server's model."""
-        return self._ask("weights")
+        """Clients that failed in this round, and why."""
+        return self._failures.told()
 
     def evaluate(self, parts: Parts) -> dict[str, float]:
         """The test set's batches are shared out among the workers."""
@@ -197,13 +170,13 @@ class RayEngine(Engine):
 
     def state(self) -> Tensors:
         """`clients/ID/…` and `server/…`."""
-        return join_states(self._client_states(), self._ask("state"))
+        return join_states(self._client_states(), self.server.state())
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Take up where `state` left."""
         clients, server = part_states(state)
         self._states = {id: ray.put(tensors) for id, tensors in clients.items()}
-        self._call("load_state", server)
+        self.server.load_state(server)
 
     def _client_states(self) -> dict[int, Tensors]:
         device = self.setup.settings.device
@@ -218,12 +191,11 @@ class RayEngine(Engine):
 
     # The S-server
 
-    def _ask(self, method: str, *arguments: Any) -> Any:
-        """Ask something of the S-server's side; None where there is no S-server."""
-        return self._call("ask", method, *arguments)
-
-    def _call(self, method: str, *arguments: Any) -> Any:
-        return None if self._server is None else self._answer(getattr(self._server, method).remote(*arguments))
+    def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
+        """Ask something of the S-server's actor; None where there is no S-server."""
+        if self._server is None:
+            return None
+        return self._answer(getattr(self._server, method).remote(*arguments, **options))
 
     def _answer(self, reference: ray.ObjectRef) -> Any:
         try:
@@ -243,7 +215,8 @@ def of_worker(references: Sequence[ray.ObjectRef]) -> list[Any]:
 
 def to_device_of(setup: Setup, update: Update) -> Update:
     """An update on the driver's device."""
-    return Update(update.client, to_device(update.parts, setup.settings.device), update.losses)
+    parts, extra = to_device((update.parts, update.extra), setup.settings.device)
+    return Update(update.client, parts, update.losses, extra)
 
 
 def longest_first(clients: Sequence[int], sizes: Sequence[int]) -> list[int]:

@@ -1,0 +1,62 @@
+"""The workers of one process: threads, each with its own modules, that train clients and share out other work."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+import torch
+
+from fsl_sage.engines.base import Setup
+from fsl_sage.engines.process import prepare_process
+from fsl_sage.engines.worker import Worker
+from fsl_sage.roles.s_server import Job
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Threads:
+    """As many workers as the configuration asks for, never more than there are clients."""
+
+    def __init__(self, setup: Setup) -> None:
+        config = setup.settings.config
+        self._settings = setup.settings
+        # torch's CPU generator is shared between threads: a model that draws in forward runs one client at a time.
+        count = 1 if setup.settings.draws else min(config.workers or os.cpu_count() or 1, len(setup.examples))
+        self._threads_before = torch.get_num_threads()
+        prepare_process(config.threads)
+        self.workers = [Worker(setup) for _ in range(count)]
+        self._free: SimpleQueue[Worker] = SimpleQueue()
+        for worker in self.workers:
+            self._free.put(worker)
+        self._pool = ThreadPoolExecutor(count, "worker", torch.set_num_threads, (config.threads,))
+
+    @contextmanager
+    def free_worker(self) -> Iterator[Worker]:
+        """A worker that nobody else has until this is over."""
+        worker = self._free.get()
+        try:
+            yield worker
+        finally:
+            self._free.put(worker)
+
+    def map(self, call: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
+        """Call with each item, side by side; results in the order of the items as they are there."""
+        return self._pool.map(call, items)
+
+    def spread(self, job: Job, shared: Any, items: Sequence[Any]) -> list[Any]:
+        """A job with each item, side by side, each with a free worker's modules; results in the order of the items."""
+
+        def one(item: Any) -> Any:
+            with self.free_worker() as worker:
+                return job(worker.workbench, self._settings, shared, item)
+
+        return list(self.map(one, items))
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(self._threads_before)
