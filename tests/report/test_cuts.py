@@ -10,7 +10,7 @@ from fsl_sage.config import Config, ModelConfig, load_preset
 from fsl_sage.errors import InputError
 from fsl_sage.experiment import cost
 from fsl_sage.models import MODELS
-from fsl_sage.report.cuts import Limits, as_json, cuts_figure, parse_amount, print_cuts, recommend, rows
+from fsl_sage.report.cuts import Limits, as_json, cuts_figure, print_cuts, recommend, rows
 from fsl_sage.split import SplitError
 
 SMALL = Config(model=ModelConfig(name="small-cnn"))
@@ -121,13 +121,3 @@ def test_no_number_is_cut_off_on_a_narrow_terminal(table):
     assert "…" not in printed
     (line,) = [line for line in printed.splitlines() if line.startswith("block2 ") and "uplink" in line]
     assert " ".join(line.split()) == "block2 19.5 k 78.7 kB 302 kB 16.4 kB 255 M 227 M 5.29 MB not uplink"
-
-
-def test_amounts():
-    assert parse_amount("500MB", "--uplink") == 500e6
-    assert parse_amount("2 GiB", "--uplink") == 2 * 2**30
-    assert parse_amount("8e9", "--client-flops") == 8e9
-    assert parse_amount("3GFLOPs", "--client-flops") == 3e9
-    for text in ("much", "-1MB", "0", ""):
-        with pytest.raises(InputError, match="--uplink"):
-            parse_amount(text, "--uplink")

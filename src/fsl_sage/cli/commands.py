@@ -30,13 +30,14 @@ from fsl_sage.errors import InputError, MissingExtra
 from fsl_sage.experiment import Result, cost, part_sizes, resume, run
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.report.compare import check_setups, costs_of_runs, locked, machines, prepare, raise_failures, run_grid
-from fsl_sage.report.cuts import Limits, as_json, cuts_figure, parse_amount, print_cuts, rows
+from fsl_sage.report.cuts import Limits, as_json, cuts_figure, print_cuts, rows
 from fsl_sage.report.grid import plan_runs
 from fsl_sage.report.progress import Progress, print_costs_of_grid, print_report
 from fsl_sage.report.samples import SHOWN, make_samples, print_samples, print_scores, score_samples, write_samples
 from fsl_sage.report.terminal import Display, print_costs, print_summary
 from fsl_sage.report.trained import masked_losses
 from fsl_sage.report.write import write_report
+from fsl_sage.units import parse_amount
 
 OUT = Console()
 ERRORS = Console(stderr=True)

@@ -24,6 +24,7 @@ from fsl_sage.models import is_language_model, is_trained_in_auxiliary, statisti
 from fsl_sage.records.files import write_bytes
 from fsl_sage.report.style import style
 from fsl_sage.split import Analysis, AuxiliaryStates, CutPoint, SplitError, cut_points_of
+from fsl_sage.units import bytes_text, operations_text
 from fsl_sage.wire.message import ACTIVATIONS, AUXILIARY, CLIENT_MODEL, CUT_GRADIENTS, nbytes
 
 
@@ -182,26 +183,8 @@ def recommend(table: Sequence[Row], limits: Limits, algorithm: str) -> str:
     moved = chosen.round_bytes[_column(algorithm)] or 0
     return (
         f"Recommended: {chosen.point.name}. {among} a round of {algorithm} moves the fewest bytes there, "
-        f"{amount(moved)}; a client's step needs {amount(chosen.point.client_memory)} of memory."
+        f"{bytes_text(moved)}; a client's step needs {bytes_text(chosen.point.client_memory)} of memory."
     )
-
-
-def amount(count: float) -> str:
-    """Bytes for people: 3.5 MB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"
-
-
-def operations(count: float) -> str:
-    """FLOPs for people: 3.5 G."""
-    for unit in ("", "k", "M", "G", "T"):
-        if count < 1000:
-            return f"{count:.3g} {unit}".strip()
-        count /= 1000
-    return f"{count:.3g} P"
 
 
 def print_cuts(console: Console, config: Config, table: Sequence[Row], limits: Limits) -> None:
@@ -237,10 +220,10 @@ def _sizes_table(table: Sequence[Row], limits: Limits) -> Table:
         point, obstacles = row.point, row.obstacles(limits)
         shown.add_row(
             point.name,
-            operations(point.client_parameters),
-            *map(amount, (point.client_bytes, point.server_bytes, point.activation_bytes)),
-            *map(operations, (point.client_flops, point.server_flops)),
-            amount(point.client_memory),
+            operations_text(point.client_parameters),
+            *map(bytes_text, (point.client_bytes, point.server_bytes, point.activation_bytes)),
+            *map(operations_text, (point.client_flops, point.server_flops)),
+            bytes_text(point.client_memory),
             f"not {', '.join(obstacles)}" if obstacles else "yes",
             style="dim" if obstacles else None,
         )
@@ -250,7 +233,7 @@ def _sizes_table(table: Sequence[Row], limits: Limits) -> Table:
 def _bytes_table(table: Sequence[Row], limits: Limits) -> Table:
     shown = _empty_table(*table[0].round_bytes)
     for row in table:
-        cells = ("-" if moved is None else amount(moved) for moved in row.round_bytes.values())
+        cells = ("-" if moved is None else bytes_text(moved) for moved in row.round_bytes.values())
         shown.add_row(row.point.name, *cells, style="dim" if row.obstacles(limits) else None)
     return shown
 
@@ -336,17 +319,3 @@ def _draw_bytes(axes: Axes, table: Sequence[Row]) -> None:
     axes.set_xticklabels(names, rotation=90, fontsize="small" if len(table) < 80 else "xx-small")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False, fontsize="small", ncols=2)
-
-
-def parse_amount(text: str, option: str) -> float:
-    """'500MB', '2GiB', '1e9' or '80G' as a number."""
-    units = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
-    cleaned = text.strip().lower().removesuffix("flops").removesuffix("b").strip()
-    number = cleaned.rstrip("kmgti")
-    try:
-        value = float(number) * units[cleaned[len(number) :]]
-    except (ValueError, KeyError):
-        raise InputError(f"{option} {text} is not possible: give an amount such as 500MB, 2GiB or 8e9.") from None
-    if not value > 0:
-        raise InputError(f"{option} {text} is not possible: give an amount above 0.")
-    return value

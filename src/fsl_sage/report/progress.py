@@ -13,8 +13,8 @@ from rich.text import Text
 from fsl_sage.report.grid import Plan
 from fsl_sage.report.jobs import Job
 from fsl_sage.report.tables import Table as ReportTable
-from fsl_sage.report.terminal import gib
 from fsl_sage.report.write import Report
+from fsl_sage.units import gib_text
 from fsl_sage.wire.ledger import GIB
 
 SUMMARY_SECONDS = 30
@@ -125,10 +125,12 @@ def print_costs_of_grid(console: Console, plans: Sequence[Plan], costs: Sequence
     early = [plan.config for plan in plans if plan.config.target_accuracy or plan.config.max_seconds]
     most = " at most: a target accuracy or a time limit may end runs earlier" if early else ""
     runs = "1 run" if len(plans) == 1 else f"{len(plans)} runs"
-    console.print(f"{runs}, {gib(paper)} by the paper's convention, {gib(total)} in all{most}.", highlight=False)
+    console.print(
+        f"{runs}, {gib_text(paper)} by the paper's convention, {gib_text(total)} in all{most}.", highlight=False
+    )
     whole = sum(cost["bytes_whole_models"] for cost in costs)
     if whole != paper:
-        console.print(f"If whole models travelled, with their frozen weights: {gib(whole)}.", highlight=False)
+        console.print(f"If whole models travelled, with their frozen weights: {gib_text(whole)}.", highlight=False)
     if any(cost["is_upper_bound"] for cost in costs):
         console.print(
             "These are upper bounds, every text at its greatest length: with the texts at hand they are exact.",

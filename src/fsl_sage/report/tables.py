@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from fsl_sage.report.load import Run
 from fsl_sage.report.study import ACCURACY, Metric, Series, Setting, Spread, Study
 from fsl_sage.report.style import style
+from fsl_sage.units import gib_number
 from fsl_sage.wire.ledger import GIB
 
 REFERENCE = "fsl-sage"
@@ -202,18 +203,13 @@ def _deviation(values: Sequence[float]) -> str:
     if len(values) < 2:
         return ""
     mean = sum(values) / len(values)
-    return gib_text(math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1)), like=mean)
-
-
-def gib_text(amount: float, like: float | None = None) -> str:
-    """GiB to three decimals, or to three digits where there is little; `like`: as many as another amount has."""
-    size = amount if like is None else like
-    decimals = 3 if size >= 0.1 or size <= 0 else 2 - math.floor(math.log10(size))
-    return f"{amount:.{decimals}f}"
+    return gib_number(math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1)), like=mean)
 
 
 def _target_row(setting: Setting, target: float, line: dict[str, Any]) -> list[Cell]:
-    gib = Cell(gib_text(line["gib"]), line["spread"], line["rank"] if line["rank"] <= 2 else 0) if line["gib"] else None
+    gib = (
+        Cell(gib_number(line["gib"]), line["spread"], line["rank"] if line["rank"] <= 2 else 0) if line["gib"] else None
+    )
     ratio = f"{line['ratio']:.2f}" if line["ratio"] else f"> {line['at_least']:.2f}" if line["at_least"] else DASH
     return [
         Cell(setting.label or DASH),
@@ -221,7 +217,7 @@ def _target_row(setting: Setting, target: float, line: dict[str, Any]) -> list[C
         Cell(style(line["algorithm"]).name),
         Cell(f"{line['reached']}/{line['seeds']}"),
         Cell(f"{line['rounds']:.1f}".removesuffix(".0") if line["rounds"] else DASH),
-        gib or Cell(f"> {gib_text(line['moved'])}"),
+        gib or Cell(f"> {gib_number(line['moved'])}"),
         Cell(ratio),
     ]
 

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from fsl_sage.config import Config
 from fsl_sage.records.trackers import Tracker
+from fsl_sage.units import gib_text
 from fsl_sage.wire.ledger import GIB
 
 SHOWN = 12
@@ -117,21 +118,17 @@ def print_summary(console: Console, directory: Path, config: Config, result: dic
     table.add_row("best accuracy", f"{result['best_accuracy']:.2%} (round {result['best_round'] + 1})")
     table.add_row("final accuracy", f"{result['final_accuracy']:.2%}, loss {result['final_loss']:.3f}")
     table.add_row(
-        "moved", f"{gib(result['bytes_paper'])} by the paper's convention, {gib(result['bytes_total'])} in all"
+        "moved",
+        f"{gib_text(result['bytes_paper'])} by the paper's convention, {gib_text(result['bytes_total'])} in all",
     )
     if result["bytes_whole_models"] != result["bytes_paper"]:
-        table.add_row("", f"{gib(result['bytes_whole_models'])} if whole models travelled, as in the paper")
+        table.add_row("", f"{gib_text(result['bytes_whole_models'])} if whole models travelled, as in the paper")
     table.add_row("time", _duration(result["elapsed_seconds"]))
     console.print()
     console.print(table)
     files = {"model": "model.safetensors", "metrics": "metrics.jsonl", "ledger": "ledger.csv", "figure": "accuracy.png"}
     for name, file in files.items():  # outside of the table, which would cut off a long path
         console.print(f"  {name:<16}{directory / file}", highlight=False, soft_wrap=True)
-
-
-def gib(amount: int) -> str:
-    """Bytes for people."""
-    return f"{amount / GIB:.3f} GiB"
 
 
 def print_costs(
