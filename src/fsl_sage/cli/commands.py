@@ -4,7 +4,6 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -24,17 +23,18 @@ from fsl_sage.cli.arguments import (
     SamplesArguments,
 )
 from fsl_sage.cli.parsing import parse, parse_comparison
+from fsl_sage.cli.progress import Progress, print_costs_of_grid
+from fsl_sage.cli.report import print_report
+from fsl_sage.cli.terminal import Display, print_costs, print_summary
+from fsl_sage.compare.comparison import compare, plan_grid
+from fsl_sage.compare.dry import costs_of_runs
 from fsl_sage.config import Config, option
 from fsl_sage.data import SMOLLM2, fetch
 from fsl_sage.errors import InputError, MissingExtra
 from fsl_sage.experiment import Result, cost, part_sizes, resume, run
 from fsl_sage.records.run_directory import RunDirectory
-from fsl_sage.report.compare import check_setups, costs_of_runs, locked, machines, prepare, raise_failures, run_grid
 from fsl_sage.report.cuts import Limits, as_json, cuts_figure, print_cuts, rows
-from fsl_sage.report.grid import plan_runs
-from fsl_sage.report.progress import Progress, print_costs_of_grid, print_report
 from fsl_sage.report.samples import SHOWN, make_samples, print_samples, print_scores, score_samples, write_samples
-from fsl_sage.report.terminal import Display, print_costs, print_summary
 from fsl_sage.report.trained import masked_losses
 from fsl_sage.report.write import write_report
 from fsl_sage.units import parse_amount
@@ -89,27 +89,19 @@ def compare_command(args: Sequence[str]) -> None:
     """Run a grid of algorithms, seeds and settings, and write a report; resumable."""
     arguments, grid = parse_comparison(args)
     config = arguments.config
-    if config.engine == "ray":  # each run is on one machine of the cluster, and there it is a run like any other
-        config = replace(config, engine="local", ray_address=None)
-    plans = plan_runs(config, grid)
+    combined: dict[str, Any] = {name: getattr(grid, name) for name in ("algorithms", "seeds", "alpha", "vary")}
     if arguments.dry_run:
+        plans = plan_grid(config, **combined)
         print_costs_of_grid(OUT, plans, costs_of_runs(plans))
         return
-    folder = arguments.config.out
-    if folder is None:
-        raise InputError("compare needs --out, the folder for its runs; give the same one to go on.")
-    check_setups(plans)
     try:
-        with locked(folder):
-            jobs = prepare(plans, folder)
-            with machines(arguments.config, len(jobs), arguments.jobs) as (at_once, workers, start):
-                run_grid(jobs, at_once, workers, Progress(OUT, jobs), start)
-            if any(job.state == "finished" for job in jobs):
-                print_report(OUT, write_report(folder, folder / "report", arguments.report))
+        comparison = compare(config, **combined, jobs=arguments.jobs, watcher=Progress(OUT))
+        if comparison.results:
+            print_report(OUT, write_report(comparison.folder, comparison.folder / "report", arguments.report))
     except KeyboardInterrupt:
         ERRORS.print("\nStopped. Go on with the same command.")
         sys.exit(130)
-    raise_failures(jobs)
+    comparison.raise_failures()
 
 
 def report_command(args: Sequence[str]) -> None:

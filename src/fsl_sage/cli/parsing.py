@@ -7,9 +7,9 @@ from typing import TypeVar
 import tyro
 
 from fsl_sage.cli.arguments import CompareArguments, CostArguments, CutsArguments, InitArguments, RunArguments
+from fsl_sage.compare.grid import Grid, for_algorithms, load_grid, parse_vary, refuse_overruled
 from fsl_sage.config import Config, default_config, load_preset
 from fsl_sage.errors import InputError
-from fsl_sage.report.grid import Grid, for_algorithms, load_grid, parse_vary, refuse_overruled
 from fsl_sage.report.write import ReportOptions
 
 Arguments = TypeVar("Arguments", RunArguments, CostArguments, CutsArguments, InitArguments)

@@ -10,7 +10,6 @@ from uuid import uuid4
 import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
-from rich.console import Console
 
 from fsl_sage.algorithms import make_algorithm
 from fsl_sage.config import Config, digest
@@ -24,8 +23,8 @@ from fsl_sage.engines.setup import assemble, build_parts, dry_setup, pick_device
 from fsl_sage.errors import InputError
 from fsl_sage.experiment import Federation, Result, play
 from fsl_sage.records.files import write_json
+from fsl_sage.records.plain_lines import PlainLines
 from fsl_sage.records.run_directory import RunDirectory
-from fsl_sage.report.terminal import Display
 from fsl_sage.tasks import Classification
 
 RUN_FILE = "federation.json"
@@ -55,8 +54,7 @@ def serve(config_file: Path, grid: Grid, options: Mapping[str, Any]) -> Result:
     inspector = Inspector(_run_id(directory), dry, len(agreement.classes), setup.settings.device)
     engine = FlowerEngine(setup, grid, inspector, rules)
     federation = Federation(setup, engine)
-    display = Display(Console(width=120))
-    result = play(directory, config, [display], lambda *_: federation)
+    result = play(directory, config, [PlainLines()], lambda *_: federation)
     engine.finish(len(result.metrics), Delivery(federation.f_server.weights, federation.post.waiting))
     return result
 

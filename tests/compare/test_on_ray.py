@@ -1,30 +1,29 @@
 """A comparison over a Ray cluster: whole runs on its machines, their files here, and no run lost with a machine."""
 
-import io
 import os
 import signal
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from rich.console import Console
 
 pytest.importorskip("ray")
 
 import ray
 from ray.exceptions import RayActorError
 
+from fsl_sage.compare import on_ray
+from fsl_sage.compare.grid import Grid, plan_runs
+from fsl_sage.compare.grid_run import Watcher
+from fsl_sage.compare.on_ray import RemoteRun, Seat, read_files, write_files
+from fsl_sage.compare.placement import place
+from fsl_sage.compare.scheduler import prepare, run_grid
 from fsl_sage.config import Config, load_preset
 from fsl_sage.errors import InputError
 from fsl_sage.experiment import run
 from fsl_sage.records.run_directory import RunDirectory
-from fsl_sage.report import on_ray
-from fsl_sage.report.compare import machines, prepare, run_grid
-from fsl_sage.report.grid import Grid, plan_runs
-from fsl_sage.report.on_ray import RemoteRun, Seat, read_files, write_files
-from fsl_sage.report.progress import Progress
+from tests.compare.small_grid import PRESET
 from tests.ray_nodes import two_nodes
-from tests.report.test_compare import PRESET
 from tests.test_experiment import assert_same_run
 
 
@@ -40,36 +39,35 @@ def test_runs_over_two_nodes_one_of_which_dies(tmp_path, address):
     preset.write_text(PRESET)
     config = replace(load_preset(preset), rounds=20, engine="ray", ray_address=address)
     plain = replace(config, engine="local", ray_address=None)
-    jobs = prepare(plan_runs(plain, Grid(algorithms=("cse-fsl",), seeds=(1, 2))), tmp_path / "grid")
+    runs = prepare(plan_runs(plain, Grid(algorithms=("cse-fsl",), seeds=(1, 2))), tmp_path / "grid")
     started, nodes, killed = [], set(), []
 
-    class Watching(Progress):
+    class Watching(Watcher):
         """Kills the place of a run, with kill -9, when its first round has come back."""
 
-        def moved(self, job):
-            super().moved(job)
+        def moved(self, run):
             seats = [running._seat for running in started]
             if len(seats) == 2 and not killed:
                 nodes.update(ray.get([seat.__ray_call__.remote(where) for seat in seats]))
-                killed.append(ray.get(seats[jobs.index(job)].__ray_call__.remote(lambda self: os.getpid())))
+                killed.append(ray.get(seats[runs.index(run)].__ray_call__.remote(lambda self: os.getpid())))
                 os.kill(killed[0], signal.SIGKILL)
 
-    with machines(config, len(jobs), None) as (at_once, workers, start):
+    with place(config, len(runs), None) as (at_once, workers, start):
         assert (at_once, workers) == (2, 1)
 
-        def note(job, workers):
-            started.append(start(job, workers))
+        def note(run, workers):
+            started.append(start(run, workers))
             return started[-1]
 
-        run_grid(jobs, at_once, workers, Watching(Console(file=io.StringIO()), jobs), note)
+        run_grid(runs, at_once, workers, note, Watching())
     assert not ray.is_initialized()
     assert len(nodes) == 2
     assert sorted(running._tries for running in started) == [1, 2]
-    assert [job.state for job in jobs] == ["finished", "finished"]
-    for job in jobs:
-        alone = run(replace(job.plan.config, out=tmp_path / "alone" / job.plan.name)).directory
-        assert_same_run(job.directory.path, alone)
-        names = {file.name for file in job.directory.path.iterdir()}
+    assert [run.state for run in runs] == ["finished", "finished"]
+    for each in runs:
+        alone = run(replace(each.plan.config, out=tmp_path / "alone" / each.plan.name)).directory
+        assert_same_run(each.directory.path, alone)
+        names = {file.name for file in each.directory.path.iterdir()}
         assert names == {file.name for file in alone.iterdir()} | {"run.log"}
 
 

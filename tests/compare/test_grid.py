@@ -2,9 +2,9 @@
 
 import pytest
 
+from fsl_sage.compare.grid import Grid, load_grid, parse_vary, plan_runs, refuse_overruled
 from fsl_sage.config import Config, digest, load_preset
 from fsl_sage.errors import InputError
-from fsl_sage.report.grid import Grid, load_grid, parse_vary, plan_runs, refuse_overruled
 
 
 def names(config=None, **grid):

@@ -3,9 +3,6 @@
 What comes back includes every checkpoint, so a run whose machine is lost goes on from there on another one.
 """
 
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,12 +12,14 @@ from pathlib import Path
 import ray
 from ray.exceptions import RayActorError
 
+from fsl_sage.compare.grid_run import GridRun
+from fsl_sage.compare.one_run import LOG, start_process
+from fsl_sage.compare.placement import Placement
 from fsl_sage.config import Config
 from fsl_sage.engines.ray.cluster import connect
 from fsl_sage.errors import InputError
 from fsl_sage.records.files import write_bytes
 from fsl_sage.records.run_directory import RunDirectory
-from fsl_sage.report.jobs import Job, Start
 
 Files = dict[str, bytes | None]
 """Contents by path below the run's directory; None for a file that is gone."""
@@ -34,13 +33,13 @@ LAST = ("checkpoint.safetensors", "result.json")
 
 
 @contextmanager
-def on_cluster(config: Config, runs: int, jobs: int | None) -> Iterator[tuple[int, int, Start]]:
-    """(runs at once, workers of each, how to start one) on the cluster that the configuration names."""
+def on_cluster(config: Config, runs: int, jobs: int | None) -> Iterator[Placement]:
+    """The placement of so many runs on the cluster that the configuration names; `jobs` at once at most."""
     own = connect(config)
     try:
         at_once, workers, gpus = _fit(config, runs, jobs)
         seat = ray.remote(num_cpus=workers * config.threads, num_gpus=gpus)(Seat)
-        yield at_once, workers, partial(_start, seat)
+        yield Placement(at_once, workers, partial(_start, seat))
     finally:
         if own:
             ray.shutdown()
@@ -69,12 +68,12 @@ def _gpus(config: Config, have: float) -> float:
     return 1 if have and config.device != "cpu" else 0
 
 
-def _start(seat: "type[Seat]", job: Job, workers: int) -> "RemoteRun":
-    return RemoteRun(seat, job.directory, workers)
+def _start(seat: "type[Seat]", run: GridRun, workers: int) -> "RemoteRun":
+    return RemoteRun(seat, run.directory, workers)
 
 
 class RemoteRun:
-    """A run somewhere on the cluster, to be looked at like a process."""
+    """A run somewhere on the cluster, with the interface of a process."""
 
     def __init__(self, seat: "type[Seat]", directory: RunDirectory, workers: int) -> None:
         self.returncode: int | None = None
@@ -101,7 +100,7 @@ class RemoteRun:
                     self.returncode = 0
                 elif self._tries == TRIES:
                     self.returncode = 1
-                    write_files(self._directory, {"run.log": f"Its machine was lost {TRIES} times.\n".encode()})
+                    write_files(self._directory, {LOG: f"Its machine was lost {TRIES} times.\n".encode()})
                 else:
                     self._sit_down()
             if self.returncode is not None:
@@ -109,10 +108,10 @@ class RemoteRun:
         return self.returncode
 
     def communicate(self) -> None:
-        """Nothing is left to be said: `poll` has brought everything."""
+        """Does nothing: `poll` has brought everything."""
 
     def terminate(self) -> None:
-        """End the run where it is."""
+        """Stop the run on its machine."""
         ray.wait([self._seat.leave.remote()], timeout=10)
         ray.kill(self._seat)
 
@@ -121,21 +120,13 @@ class Seat:
     """A run's place on its machine: a directory, and the process of the run in it."""
 
     def start(self, files: Files, workers: int) -> tuple[Files, int | None]:
-        """Go on with the run in these files."""
+        """Start or resume the run in these files."""
         self._place = tempfile.TemporaryDirectory(prefix="fsl-sage-")
         self._path = Path(self._place.name)
         write_files(self._path, files)
         self._known = _marks(self._path)
-        command = [sys.executable, "-m", "fsl_sage.report.worker", self._place.name, str(workers)]
-        with open(self._path / "run.log", "wb") as log:
-            # The run ends when its standard input does: with this actor, however that goes.
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONIOENCODING": "utf-8"},
-            )
+        # The run ends when its standard input does: with this actor, however that goes.
+        self._process = start_process(self._path, workers)
         return {}, None
 
     def news(self) -> tuple[Files, int | None]:

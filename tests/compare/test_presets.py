@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from fsl_sage.compare.dry import costs_of_runs
+from fsl_sage.compare.grid import load_grid, plan_runs
 from fsl_sage.config import load_preset
 from fsl_sage.data import SMOLLM2
 from fsl_sage.models.language import model_path
-from fsl_sage.report.compare import costs_of_runs
-from fsl_sage.report.grid import load_grid, plan_runs
 from fsl_sage.report.load import load_runs
 from fsl_sage.report.study import make_study
 from fsl_sage.report.tables import make_tables

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 
 from fsl_sage.config import Config
+from fsl_sage.records.plain_lines import PlainLines, describe, round_cells
 from fsl_sage.records.trackers import Tracker
 from fsl_sage.units import gib_text
 from fsl_sage.wire.ledger import GIB
@@ -20,46 +21,43 @@ SHOWN = 12
 
 
 class Display(Tracker):
-    """A live table in a terminal; one line a round where the output goes to a file or a pipe."""
+    """A live table in a terminal; plain lines where the output goes to a file or a pipe."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
+        self.directory: Path | None = None
         self._rows: list[list[str]] = []
         self._live: Live | None = None
-        self.directory: Path | None = None
+        self._lines = PlainLines(lambda line: console.print(line, highlight=False, markup=False, soft_wrap=True))
 
     def start(self, config: Config, directory: Path, done: list[dict[str, Any]]) -> None:
         """Say what runs, and put up the table."""
         self._config = config
         self.directory = directory
-        again = f", going on after {len(done)} rounds" if done else ""
-        self.console.print(
-            f"[bold]{config.algorithm}[/] · {config.model.name} on {config.data.name} ({config.data.partition}) · "
-            f"{config.clients} clients, batch {config.batch_size} · up to {config.rounds} rounds{again}"
-        )
+        if not self.console.is_terminal:
+            self._lines.start(config, directory, done)
+            return
+        self.console.print(f"[bold]{config.algorithm}[/] · {describe(config, len(done))}")
         self.console.print(f"files in [bold]{directory}[/]", highlight=False)
         self._rows = [_row(line) for line in done[-SHOWN:]]
-        if self.console.is_terminal:
-            self._bar = Progress(
-                SpinnerColumn(),
-                TextColumn("round {task.completed}/{task.total}"),
-                BarColumn(bar_width=None),
-                TimeElapsedColumn(),
-                TextColumn("left: {task.fields[left]}"),
-                console=self.console,
-            )
-            self._task = self._bar.add_task("rounds", total=config.rounds, completed=len(done), left="…")
-            self._live = Live(self._view(), console=self.console, refresh_per_second=4)
-            self._live.start()
+        self._bar = Progress(
+            SpinnerColumn(),
+            TextColumn("round {task.completed}/{task.total}"),
+            BarColumn(bar_width=None),
+            TimeElapsedColumn(),
+            TextColumn("left: {task.fields[left]}"),
+            console=self.console,
+        )
+        self._task = self._bar.add_task("rounds", total=config.rounds, completed=len(done), left="…")
+        self._live = Live(self._view(), console=self.console, refresh_per_second=4)
+        self._live.start()
 
     def round(self, metrics: dict[str, Any]) -> None:
         """One more row."""
-        self._rows.append(_row(metrics))
         if self._live is None:
-            names = ("accuracy", "loss", "GiB", "fidelity", "time")
-            values = "  ".join(f"{name} {value}" for name, value in zip(names, self._rows[-1][1:], strict=True))
-            self.console.print(f"round {metrics['round'] + 1}/{self._config.rounds}  {values}", highlight=False)
+            self._lines.round(metrics)
             return
+        self._rows.append(_row(metrics))
         left = time_left(self._config, metrics)
         self._bar.update(self._task, completed=metrics["round"] + 1, left=_duration(left))
         self._live.update(self._view())
@@ -84,16 +82,7 @@ class Display(Tracker):
 
 
 def _row(metrics: dict[str, Any]) -> list[str]:
-    before, after = metrics["fidelity_cosine"], metrics["fidelity_cosine_aligned"]
-    fidelity = "-" if before is None else f"{before:.2f}" + ("" if after is None else f" → {after:.2f}")
-    return [
-        str(metrics["round"] + 1),
-        f"{metrics['test_accuracy']:.1%}",
-        f"{metrics['test_loss']:.3f}",
-        f"{metrics['bytes_paper'] / GIB:.3f}",
-        fidelity,
-        f"{metrics['seconds']:.1f} s",
-    ]
+    return [str(metrics["round"] + 1), *round_cells(metrics)]
 
 
 def time_left(config: Config, metrics: dict[str, Any]) -> float:

@@ -37,6 +37,23 @@ class Plan(NamedTuple):
     config: Config
 
 
+def make_grid(
+    algorithms: Sequence[str] = (),
+    seeds: Sequence[int] = (),
+    alpha: Sequence[float | str] = (),
+    vary: Mapping[str, Sequence[Any]] | None = None,
+    target: Sequence[float] = (),
+) -> Grid:
+    """A grid from plain lists; options may be spelled as on the command line, alphas as numbers."""
+    return Grid(
+        tuple(algorithms),
+        tuple(seeds),
+        tuple(value if isinstance(value, str) else f"{value:g}" for value in alpha),
+        {option_path(name): tuple(values) for name, values in (vary or {}).items()},
+        tuple(float(value) for value in target),
+    )
+
+
 def load_grid(name_or_path: str | Path) -> Grid:
     """The table [compare] of a preset; empty where there is none."""
     table = read_preset(name_or_path).get("compare", {})
@@ -51,13 +68,8 @@ def load_grid(name_or_path: str | Path) -> Grid:
     varied: dict[str, Any] = flatten(vary) if isinstance(vary, dict) else {}
     if not isinstance(vary, dict) or not all(isinstance(values, list) for values in varied.values()):
         raise InputError(f"{name_or_path}: 'vary' in [compare] must be a table of lists, as {_EXAMPLES['vary']}.")
-    return Grid(
-        tuple(table.get("algorithms", [])),
-        tuple(table.get("seeds", [])),
-        tuple(value if isinstance(value, str) else f"{value:g}" for value in table.get("alpha", [])),
-        {option_path(name): tuple(values) for name, values in varied.items()},
-        tuple(float(value) for value in table.get("target", [])),
-    )
+    lists = {name: table.get(name, []) for name in ("algorithms", "seeds", "alpha", "target")}
+    return make_grid(**lists, vary=varied)
 
 
 _EXAMPLES = {
@@ -70,7 +82,7 @@ _EXAMPLES = {
 
 
 def for_algorithms(config: Config, preset: Config, algorithms: Sequence[str]) -> Config:
-    """The configuration without what the preset says for lazy-fsl-sage, where that is not among those chosen."""
+    """The configuration without the preset's `align_until` if lazy-fsl-sage is not among the chosen algorithms."""
     chosen = tuple(algorithms) or (config.algorithm,)
     if LAZY in chosen or config.align_until != preset.align_until:
         return config
