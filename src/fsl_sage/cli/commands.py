@@ -22,6 +22,8 @@ from fsl_sage.cli.arguments import (
     RunArguments,
     SamplesArguments,
 )
+from fsl_sage.cli.cuts import as_json, print_cuts
+from fsl_sage.cli.cuts_figure import cuts_figure
 from fsl_sage.cli.parsing import parse, parse_comparison
 from fsl_sage.cli.progress import Progress, print_costs_of_grid
 from fsl_sage.cli.report import print_report
@@ -32,8 +34,8 @@ from fsl_sage.config import Config, option
 from fsl_sage.data import SMOLLM2, fetch
 from fsl_sage.errors import InputError, MissingExtra
 from fsl_sage.experiment import Result, cost, part_sizes, resume, run
+from fsl_sage.experiment.cuts import Limits, cuts_of
 from fsl_sage.records.run_directory import RunDirectory
-from fsl_sage.report.cuts import Limits, as_json, cuts_figure, print_cuts, rows
 from fsl_sage.report.samples import SHOWN, make_samples, print_samples, print_scores, score_samples, write_samples
 from fsl_sage.report.trained import masked_losses
 from fsl_sage.report.write import write_report
@@ -76,13 +78,13 @@ def cuts_command(args: Sequence[str]) -> None:
         for name in ("client_memory", "uplink", "client_flops")
         if (text := getattr(arguments, name)) is not None
     }
-    limits, table = Limits(**given), rows(arguments.config)
+    limits, cuts = Limits(**given), cuts_of(arguments.config)
     if arguments.json:
-        print(json.dumps(as_json(table, limits, arguments.config.algorithm), indent=2))
+        print(json.dumps(as_json(cuts, limits, arguments.config.algorithm), indent=2))
     else:
-        print_cuts(OUT, arguments.config, table, limits)
+        print_cuts(OUT, arguments.config, cuts, limits)
     if arguments.figure is not None:
-        cuts_figure(arguments.figure, arguments.config, table, limits)
+        cuts_figure(arguments.figure, arguments.config, cuts, limits)
 
 
 def compare_command(args: Sequence[str]) -> None:

@@ -1,16 +1,15 @@
-import json
+"""What every cut of a model costs, and which one is recommended."""
+
 from dataclasses import replace
-from io import StringIO
 
 import pytest
-from rich.console import Console
 from torch import nn
 
 from fsl_sage.config import Config, ModelConfig, load_preset
 from fsl_sage.errors import InputError
 from fsl_sage.experiment import cost
+from fsl_sage.experiment.cuts import Limits, cuts_of, recommend
 from fsl_sage.models import MODELS
-from fsl_sage.report.cuts import Limits, as_json, cuts_figure, print_cuts, recommend, rows
 from fsl_sage.split import SplitError
 
 SMALL = Config(model=ModelConfig(name="small-cnn"))
@@ -18,7 +17,7 @@ SMALL = Config(model=ModelConfig(name="small-cnn"))
 
 @pytest.fixture(scope="module")
 def table():
-    return rows(SMALL)
+    return cuts_of(SMALL)
 
 
 def assert_bytes_are_those_of_the_cost(config, table):
@@ -39,18 +38,18 @@ def assert_bytes_are_those_of_the_cost(config, table):
 @pytest.mark.parametrize("auxiliary", ["blocks:1", "linear", "full", "20%"])
 def test_bytes_of_every_cut_are_those_of_the_cost_there(auxiliary):
     config = replace(SMALL, model=replace(SMALL.model, auxiliary=auxiliary))
-    table = rows(config)
+    table = cuts_of(config)
     assert len(table) > 8
     assert_bytes_are_those_of_the_cost(config, table)
 
 
 def test_bytes_of_cuts_of_resnet18_are_those_of_the_cost_there():
-    assert_bytes_are_those_of_the_cost(Config(), rows(Config())[3::16])
+    assert_bytes_are_those_of_the_cost(Config(), cuts_of(Config())[3::16])
 
 
 def test_statistics_that_stay_local_do_not_count():
     config = replace(SMALL, model=replace(SMALL.model, batch_norm="local"))
-    assert_bytes_are_those_of_the_cost(config, rows(config))
+    assert_bytes_are_those_of_the_cost(config, cuts_of(config))
 
 
 def vit(classes, channels):
@@ -73,7 +72,7 @@ def with_frozen_start(classes, channels):
 def test_bytes_of_a_transformers_cuts_are_those_of_the_cost_there(factory, monkeypatch):
     monkeypatch.setitem(MODELS, "own", factory)
     config = Config(model=ModelConfig(name="own"))
-    table = rows(config)
+    table = cuts_of(config)
     assert {"vit.embeddings", "vit.layers.0", "vit.layers.1"} <= {row.point.name for row in table}
     assert_bytes_are_those_of_the_cost(config, table[1::4])
 
@@ -81,11 +80,11 @@ def test_bytes_of_a_transformers_cuts_are_those_of_the_cost_there(factory, monke
 def test_a_model_that_cannot_be_cut_is_refused(monkeypatch):
     monkeypatch.setitem(MODELS, "own", lambda classes, channels: nn.Sequential(nn.Flatten(), nn.Linear(3072, classes)))
     with pytest.raises(InputError, match="own cannot be cut anywhere"):
-        rows(Config(model=ModelConfig(name="own")))
+        cuts_of(Config(model=ModelConfig(name="own")))
 
 
 def test_facts_of_resnet18_at_the_papers_cut():
-    (row,) = [row for row in rows(load_preset("paper")) if row.point.name == "layer2"]
+    (row,) = [row for row in cuts_of(load_preset("paper")) if row.point.name == "layer2"]
     assert row.point.client_parameters == 683_072
     assert row.point.client_bytes == 2_740_048
     assert row.point.server_bytes == 42_025_080
@@ -105,19 +104,3 @@ def test_limits_mark_what_fits_and_the_recommendation_says_why(table):
     nothing = recommend(table, Limits(client_memory=1, client_flops=1), "fsl-sage")
     assert nothing.startswith("No cut fits")
     assert table[0].obstacles(Limits(uplink=1)) == ["uplink"]
-
-
-def test_as_plain_data_and_as_a_figure(table, tmp_path):
-    assert len(json.loads(json.dumps(as_json(table, Limits(), "fsl-sage")))["cuts"]) == len(table)
-    for limits in (Limits(), Limits(client_memory=5e6), Limits(client_memory=1)):
-        cuts_figure(tmp_path / "cuts.png", SMALL, table, limits)
-    assert (tmp_path / "cuts.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_no_number_is_cut_off_on_a_narrow_terminal(table):
-    console = Console(file=StringIO(), width=40)
-    print_cuts(console, SMALL, table, Limits(uplink=1))
-    printed = console.file.getvalue()
-    assert "…" not in printed
-    (line,) = [line for line in printed.splitlines() if line.startswith("block2 ") and "uplink" in line]
-    assert " ".join(line.split()) == "block2 19.5 k 78.7 kB 302 kB 16.4 kB 255 M 227 M 5.29 MB not uplink"
