@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 import tyro
 
 from fsl_sage.config import Config
-from fsl_sage.report.samples import SampleOptions
 from fsl_sage.report.write import ReportOptions
+from fsl_sage.text.samples import SampleOptions
 
 Flat = tyro.conf.arg(name="")
 

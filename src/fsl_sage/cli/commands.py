@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from fsl_sage.cli.cuts_figure import cuts_figure
 from fsl_sage.cli.parsing import parse, parse_comparison
 from fsl_sage.cli.progress import Progress, print_costs_of_grid
 from fsl_sage.cli.report import print_report
+from fsl_sage.cli.samples import print_samples, print_scores, progress_bar
 from fsl_sage.cli.terminal import Display, print_costs, print_summary
 from fsl_sage.compare.comparison import compare, plan_grid
 from fsl_sage.compare.dry import costs_of_runs
@@ -36,9 +38,9 @@ from fsl_sage.errors import InputError, MissingExtra
 from fsl_sage.experiment import Result, cost, part_sizes, resume, run
 from fsl_sage.experiment.cuts import Limits, cuts_of
 from fsl_sage.records.run_directory import RunDirectory
-from fsl_sage.report.samples import SHOWN, make_samples, print_samples, print_scores, score_samples, write_samples
-from fsl_sage.report.trained import masked_losses
 from fsl_sage.report.write import write_report
+from fsl_sage.text.samples import SHOWN, make_samples, score_samples, write_samples
+from fsl_sage.text.trained import masked_losses
 from fsl_sage.units import parse_amount
 
 OUT = Console()
@@ -127,7 +129,7 @@ def data_command(args: Sequence[str]) -> None:
 def samples_command(args: Sequence[str]) -> None:
     """Show what the language model of a finished run writes, beside what people wrote, and how that scores."""
     arguments = tyro.cli(SamplesArguments, prog="fsl-sage samples", args=args)
-    samples = make_samples(OUT, arguments.directory, arguments.options)
+    samples = make_samples(arguments.directory, arguments.options, partial(progress_bar, OUT))
     print_samples(OUT, samples[:SHOWN] if arguments.options.scores else samples)
     if arguments.options.scores:
         scores = score_samples(samples)

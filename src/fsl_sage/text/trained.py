@@ -1,4 +1,4 @@
-"""What comes of a finished run on texts: its model, ready to write, and what to write about."""
+"""The language model of a finished run, ready to generate, and the meanings of its test texts."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from fsl_sage.seeding import derive
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained language model with what belongs to it."""
+    """A trained language model, its tokenizer and what to write about."""
 
     config: Config
     model: Any

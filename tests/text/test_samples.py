@@ -1,27 +1,26 @@
+"""What a trained language model writes, and the files of it."""
+
 import json
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
-from rich.console import Console
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from fsl_sage.config import Config, DataConfig
 from fsl_sage.data import Meaning
 from fsl_sage.errors import InputError
-from fsl_sage.report import samples as samples_module
-from fsl_sage.report.samples import (
+from fsl_sage.text import samples as samples_module
+from fsl_sage.text.generate import Decoding
+from fsl_sage.text.samples import (
     Sample,
     SampleOptions,
     evenly_spaced,
     make_samples,
-    print_samples,
-    print_scores,
     score_samples,
     write_samples,
 )
-from fsl_sage.text import Decoding
 
 MEANINGS = [Meaning(f"name[{i}]", (f"{i} is a pub", f"a pub is {i}", "a pub", "pub")) for i in range(20)]
 LOSSES = {"before": 2.5, "after": 1.25}
@@ -62,18 +61,17 @@ def test_meanings_are_spread_over_the_whole_file():
 
 
 def test_samples_are_of_the_trained_model_and_those_before_of_the_one_it_started_from(tmp_path):
-    console = Console(record=True, width=100)
-    plain = make_samples(console, tmp_path, QUICK)
+    plain = make_samples(tmp_path, QUICK)
     assert [sample.meaning for sample in plain] == [MEANINGS[i * 4].meaning for i in range(5)]
     assert all(sample.before is None for sample in plain)
-    both = make_samples(console, tmp_path, replace(QUICK, count=5, scores=True))
+    both = make_samples(tmp_path, replace(QUICK, count=5, scores=True))
     assert [replace(sample, before=None) for sample in both] == plain
     assert [sample.before for sample in both] != [sample.generated for sample in both]
     assert not list(tmp_path.iterdir())
-    dev = make_samples(console, tmp_path, replace(QUICK, split="dev"))
+    dev = make_samples(tmp_path, replace(QUICK, split="dev"))
     assert [sample.meaning for sample in dev] == ["dev"]
     with pytest.raises(InputError, match="--count 0"):
-        make_samples(console, tmp_path, replace(QUICK, count=0))
+        make_samples(tmp_path, replace(QUICK, count=0))
 
 
 def test_what_is_written_can_be_read_again(tmp_path):
@@ -90,25 +88,3 @@ def test_what_is_written_can_be_read_again(tmp_path):
     assert (scores["split"], scores["meanings"], scores["decoding"]["beams"]) == ("test", 2, 2)
     assert (scores["before"]["test_loss"], scores["after"]["test_loss"]) == (2.5, 1.25)
     assert scores["after"]["rouge_l"] > scores["before"]["rouge_l"] > 0
-
-
-def test_what_is_shown():
-    samples = [Sample("name[A], near[B]", ("one", "two", "three", "four"), "[A] is near B", "")]
-    console = Console(record=True, width=100)
-    print_samples(console, samples)
-    print_scores(console, score_samples(samples), LOSSES)
-    shown = console.export_text()
-    for text in (
-        "name[A], near[B]",
-        "one",
-        "three",
-        "and 1 more",
-        "[A] is near B",
-        "(nothing)",
-        "BLEU",
-        "CIDEr",
-        "1.250",
-        "12.18",
-    ):
-        assert text in shown
-    assert "four" not in shown
