@@ -30,7 +30,7 @@ def print_report(console: Console, report: Report) -> None:
 
 def _for_terminal(table: ReportTable) -> Table:
     shown = Table(box=None, padding=(0, 2), header_style="bold")
-    for name in table.head:
+    for name in table.columns:
         shown.add_column(name)
     for row in table.rows:
         shown.add_row(
