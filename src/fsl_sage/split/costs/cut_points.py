@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fsl_sage.split.analysis import Analysis
-from fsl_sage.split.plan import BoundaryTensor
-from fsl_sage.split.profile import Step, training_step
+from fsl_sage.split.costs.profile import Step, training_step
+from fsl_sage.split.plan.analysis import Analysis
+from fsl_sage.split.plan.split_plan import BoundaryTensor
 
 
 @dataclass(frozen=True)

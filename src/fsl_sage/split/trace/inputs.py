@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from fsl_sage.split.plan import SplitError
-from fsl_sage.split.skeleton import call_arguments
+from fsl_sage.split.errors import SplitError
+from fsl_sage.split.trace.skeleton import call_arguments
 
 
 @dataclass(frozen=True)

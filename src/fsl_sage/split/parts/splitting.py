@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fsl_sage.split.analysis import Analysis, Tied
-from fsl_sage.split.check import checked
-from fsl_sage.split.plan import SplitError, SplitPlan
-from fsl_sage.split.sides import Part, Split
-from fsl_sage.split.skeleton import named_tensors, set_tensor, skeleton
+from fsl_sage.split.errors import SplitError
+from fsl_sage.split.parts.check import checked
+from fsl_sage.split.parts.part import Part, Split
+from fsl_sage.split.plan.analysis import Analysis, Tied
+from fsl_sage.split.plan.split_plan import SplitPlan
+from fsl_sage.split.trace.skeleton import named_tensors, set_tensor, skeleton
 
 
 def split_model(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from fsl_sage.split.trace import Node, Trace
+from fsl_sage.split.trace.recording import Node, Trace
 
 
 class Key(NamedTuple):

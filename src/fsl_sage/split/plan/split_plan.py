@@ -10,14 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fsl_sage.errors import InputError
+from fsl_sage.split.errors import SplitError
 
 Shape = tuple[int, ...]
 Plain = bool | int | float | str | None
-
-
-class SplitError(InputError):
-    """A model that cannot be split as asked, with what stands in the way."""
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from families import FAMILIES
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fsl_sage.models import ResNet18
 from fsl_sage.split import CutPoint, cut_points, split_model
-from fsl_sage.split.skeleton import on_meta, skeleton
+from fsl_sage.split.trace.skeleton import on_meta, skeleton
+from tests.split.families import FAMILIES
 
 
 def rows_of(model: nn.Module, example: object) -> dict[str, CutPoint]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fsl_sage.split.rehearsal import SeenCall
+from fsl_sage.split.auxiliaries.rehearsal import SeenCall
 
 
 @dataclass(frozen=True)

@@ -12,22 +12,22 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from fsl_sage.split.analysis import Analysis, MakeTensor
-from fsl_sage.split.gates import Boundary
-from fsl_sage.split.plan import CutPlan, dtype_of
-from fsl_sage.split.skeleton import Original, on_meta, own_buffers, skeleton, without_data
+from fsl_sage.split.parts.gates import Boundary
+from fsl_sage.split.plan.analysis import Analysis, MakeTensor
+from fsl_sage.split.plan.split_plan import CutPlan, dtype_of
+from fsl_sage.split.trace.skeleton import Original, on_meta, own_buffers, skeleton, without_data
 
 T = TypeVar("T")
 
 
 class Stage(Protocol):
-    """Where rehearsals take place."""
+    """Runs copies of a module, so that the module itself stays as it is."""
 
     @property
     def module(self) -> nn.Module:
-        """The module whose copies play."""
+        """The module."""
 
-    def play(self, prepare: Callable[[nn.Module], T]) -> T:
+    def run_copy(self, prepare: Callable[[nn.Module], T]) -> T:
         """Run a copy of the module once, in evaluation, after `prepare`; returns what that has made."""
 
 
@@ -39,7 +39,7 @@ class BehindTheCut:
     entry: CutPlan
     example: Boundary | None
 
-    def play(self, prepare: Callable[[nn.Module], T]) -> T:
+    def run_copy(self, prepare: Callable[[nn.Module], T]) -> T:
         def run(copied: nn.Module, tensors: tuple[Tensor, ...]) -> T:
             made = prepare(copied)
             with torch.no_grad():
@@ -65,7 +65,7 @@ class WholeModel:
     def module(self) -> nn.Module:
         return self.analysis.model
 
-    def play(self, prepare: Callable[[nn.Module], T]) -> T:
+    def run_copy(self, prepare: Callable[[nn.Module], T]) -> T:
         def run(tensor: MakeTensor, context: AbstractContextManager[Any]) -> T:
             copied = skeleton(self.module, tensor)
             inputs = self.analysis.inputs
@@ -171,7 +171,7 @@ def seen_calls(stage: Stage) -> list[SeenCall]:
                 module.__dict__["forward"] = _See(module, name, seen)
         return seen
 
-    (found,) = stage.play(prepare)
+    (found,) = stage.run_copy(prepare)
     _replace_modules(found, stage.module)
     return found
 

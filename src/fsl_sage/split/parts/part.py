@@ -9,22 +9,23 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from fsl_sage.split.gates import (
+from fsl_sage.split.errors import SplitError
+from fsl_sage.split.parts.gates import (
     Boundary,
     CutReached,
+    ForwardPass,
     Gate,
     Live,
     PlainLeaf,
-    Run,
-    Side,
+    Shapes,
     as_boundary,
     is_inside_encoder_layer,
     no_fast_path,
     plain_leaf,
     structure_of,
 )
-from fsl_sage.split.plan import CutPlan, LeafPlan, SplitError, SplitPlan, dtype_of
-from fsl_sage.split.skeleton import (
+from fsl_sage.split.plan.split_plan import CutPlan, LeafPlan, SplitPlan, dtype_of
+from fsl_sage.split.trace.skeleton import (
     call_arguments,
     holder_and_attribute,
     named_tensors,
@@ -79,10 +80,10 @@ class Part(nn.Module):
             gate(self.entry.cut).is_entry = True
         if self.exit:
             for call in self.exit.calls:
-                gate(call.module).records[call.nth] = {}
+                gate(call.module).noted[call.nth] = {}
             for tensor in self.exit.tensors:
                 if tensor.module is not None:
-                    gate(tensor.module).records[tensor.nth][tensor.leaf] = tensor.sent_as_returned
+                    gate(tensor.module).noted[tensor.nth][tensor.leaf] = tensor.sent_as_returned
             gate(self.exit.cut).is_exit = True
         for name, placed in gates.items():
             module = model.get_submodule(name)
@@ -102,20 +103,20 @@ class Part(nn.Module):
             self._absent.append(name)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        run = self._start(args, kwargs) if self.entry is None else self._receive(as_boundary(args), self.entry)
-        model_args, model_kwargs = pytree.tree_unflatten(run.inputs, structure_of(self.plan.input_structure))
-        self._live.run = run
+        current = self._start(args, kwargs) if self.entry is None else self._receive(as_boundary(args), self.entry)
+        model_args, model_kwargs = pytree.tree_unflatten(current.inputs, structure_of(self.plan.input_structure))
+        self._live.current = current
         try:
             output = self.__dict__["_model"](*model_args, **model_kwargs)
         except CutReached:
-            return self._boundary(run)
+            return self._boundary(current)
         finally:
-            self._live.run = None
+            self._live.current = None
         if self.exit is not None:
             raise SplitError(f"the forward pass ended without a call of the cut '{self.exit.cut}'")
         return output
 
-    def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
+    def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ForwardPass:
         if len(args) == 1 and isinstance(args[0], Mapping) and not kwargs:
             args, kwargs = call_arguments(args[0])
         leaves, structure = pytree.tree_flatten((args, kwargs))
@@ -130,9 +131,9 @@ class Part(nn.Module):
             raise SplitError(
                 f"the model was split for the inputs {wanted} and is called with {given}; split it for these"
             )
-        return Run(leaves)
+        return ForwardPass(leaves)
 
-    def _receive(self, boundary: Boundary, entry: CutPlan) -> Run:
+    def _receive(self, boundary: Boundary, entry: CutPlan) -> ForwardPass:
         """Set up a pass from the boundary: placeholders for all that did not travel."""
         tensors = boundary.tensors
         if len(tensors) != len(entry.tensors):
@@ -141,28 +142,28 @@ class Part(nn.Module):
                 f"{len(entry.tensors)} tensors cross at '{entry.cut}' ({names}); {len(tensors)} were given"
             )
         stand_in = _Placeholders(tensors, entry, self.plan.dense)
-        side = boundary.side
-        run = Run(stand_in.leaves(self.plan.inputs, side.inputs if side else None))
-        run.before_entry = True
+        given = boundary.shapes
+        current = ForwardPass(stand_in.leaves(self.plan.inputs, given.inputs if given else None))
+        current.before_entry = True
         for position, call in enumerate(entry.calls):
-            leaves = stand_in.leaves(call.leaves, side.calls[position] if side else None)
-            run.stand_in_leaves[call.module, call.nth] = leaves
+            leaves = stand_in.leaves(call.leaves, given.calls[position] if given else None)
+            current.stand_in_leaves[call.module, call.nth] = leaves
         for tensor, plan in zip(tensors, entry.tensors, strict=True):
-            leaves = run.inputs if plan.module is None else run.stand_in_leaves[plan.module, plan.nth]
+            leaves = current.inputs if plan.module is None else current.stand_in_leaves[plan.module, plan.nth]
             leaves[plan.leaf] = tensor.clone() if plan.copied else tensor
-        return run
+        return current
 
-    def _boundary(self, run: Run) -> Boundary:
+    def _boundary(self, current: ForwardPass) -> Boundary:
         assert self.exit is not None
         try:
             tensors = tuple(
-                run.inputs[plan.leaf] if plan.module is None else run.captured[plan.module, plan.nth, plan.leaf]
+                current.inputs[plan.leaf] if plan.module is None else current.captured[plan.module, plan.nth, plan.leaf]
                 for plan in self.exit.tensors
             )
         except KeyError as missing:
             raise SplitError(f"the forward pass did not call '{missing.args[0][0]}', whose output must cross") from None
-        shapes = tuple(run.shapes.get((call.module, call.nth), ()) for call in self.exit.calls)
-        return Boundary(tensors, Side(tuple(map(plain_leaf, run.inputs)), shapes))
+        shapes = tuple(current.shapes.get((call.module, call.nth), ()) for call in self.exit.calls)
+        return Boundary(tensors, Shapes(tuple(map(plain_leaf, current.inputs)), shapes))
 
     def train(self, mode: bool = True) -> Part:
         self.__dict__["_model"].training = mode

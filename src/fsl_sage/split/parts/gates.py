@@ -9,14 +9,14 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from fsl_sage.split.skeleton import Original
+from fsl_sage.split.trace.skeleton import Original
 
 PlainLeaf = tuple[int, ...] | bool | int | float | str | None
 """What travels of a leaf that is not sent: the shape of a tensor, or a plain value."""
 
 
 @dataclass(frozen=True)
-class Side:
+class Shapes:
     """The shapes of what does not travel: of the inputs, and of what every module before the cut returned."""
 
     inputs: tuple[PlainLeaf, ...]
@@ -27,15 +27,15 @@ class Side:
 class Boundary:
     """What crosses a cut: the tensors, in the plan's order, and the shapes of the rest.
 
-    Without `side` the shapes follow from the tensors' own, by the plan.
+    Without `shapes` they follow from the tensors' own, by the plan.
     """
 
     tensors: tuple[Tensor, ...]
-    side: Side | None = None
+    shapes: Shapes | None = None
 
     def with_tensors(self, tensors: tuple[Tensor, ...]) -> Boundary:
         """The same boundary with other tensors: decoded, or cut off from the graph."""
-        return Boundary(tensors, self.side)
+        return Boundary(tensors, self.shapes)
 
     def detached(self) -> Boundary:
         """The same values as leaves of a new graph; what can carry a gradient asks for one."""
@@ -58,7 +58,7 @@ class CutReached(BaseException):
     """Ends a forward pass at the cut. Not an Exception, so that no model code takes it for an error."""
 
 
-class Run:
+class ForwardPass:
     """One forward pass of a part."""
 
     def __init__(self, inputs: list[Any]) -> None:
@@ -66,7 +66,7 @@ class Run:
         self.before_entry = False
         self.stand_in_leaves: dict[tuple[str, int], list[Any]] = {}
         self.in_repeated = False
-        self.in_recorded = False
+        self.in_noted = False
         self.entered: dict[str, int] = {}
         self.left: dict[str, int] = {}
         self.shapes: dict[tuple[str, int], tuple[PlainLeaf, ...]] = {}
@@ -77,11 +77,11 @@ class Live:
     """The forward pass that a part is in, if any. Every copy of a part has its own."""
 
     def __init__(self) -> None:
-        self.run: Run | None = None
+        self.current: ForwardPass | None = None
 
 
 class Gate:
-    """Stands as `forward` of one module of a part: a stub before the entry, a recorder before the exit."""
+    """Replaces `forward` of one module of a part: a stub before the entry; up to the exit it notes results."""
 
     def __init__(self, module: nn.Module, name: str, live: Live) -> None:
         self.original = Original(module)
@@ -91,51 +91,51 @@ class Gate:
         """The calls that are stubs, with the structure of what they return."""
         self.is_repeated = False
         self.is_entry = False
-        self.records: dict[int, dict[int, bool]] = {}
+        self.noted: dict[int, dict[int, bool]] = {}
         """The calls whose results are noted, and the leaves to send: True for those copied at once."""
         self.is_exit = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        run = self.live.run
-        if run is None:  # recomputed in the backward pass, by activation checkpointing for instance
+        current = self.live.current
+        if current is None:  # recomputed in the backward pass, by activation checkpointing for instance
             return self.original(*args, **kwargs)
-        if not self.records or run.in_recorded:
-            return self._enter(run, args, kwargs)
-        run.in_recorded = True
+        if not self.noted or current.in_noted:
+            return self._enter(current, args, kwargs)
+        current.in_noted = True
         try:
-            output = self._enter(run, args, kwargs)
+            output = self._enter(current, args, kwargs)
         finally:
-            run.in_recorded = False
-        nth = run.left.get(self.name, 0)
-        run.left[self.name] = nth + 1
-        if nth in self.records:
-            self._record(run, nth, output)
+            current.in_noted = False
+        nth = current.left.get(self.name, 0)
+        current.left[self.name] = nth + 1
+        if nth in self.noted:
+            self._note(current, nth, output)
         if self.is_exit:
             raise CutReached
         return output
 
-    def _enter(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not run.before_entry or run.in_repeated:
+    def _enter(self, current: ForwardPass, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not current.before_entry or current.in_repeated:
             return self.original(*args, **kwargs)
         if self.is_repeated:
-            run.in_repeated = True
+            current.in_repeated = True
             try:
                 return self.original(*args, **kwargs)
             finally:
-                run.in_repeated = False
-        nth = run.entered.get(self.name, 0)
+                current.in_repeated = False
+        nth = current.entered.get(self.name, 0)
         if nth not in self.stubs:
             return self.original(*args, **kwargs)
-        run.entered[self.name] = nth + 1
+        current.entered[self.name] = nth + 1
         if self.is_entry:
-            run.before_entry = False
-        return pytree.tree_unflatten(run.stand_in_leaves[self.name, nth], structure_of(self.stubs[nth]))
+            current.before_entry = False
+        return pytree.tree_unflatten(current.stand_in_leaves[self.name, nth], structure_of(self.stubs[nth]))
 
-    def _record(self, run: Run, nth: int, output: Any) -> None:
+    def _note(self, current: ForwardPass, nth: int, output: Any) -> None:
         leaves = pytree.tree_leaves(output)
-        run.shapes[self.name, nth] = tuple(map(plain_leaf, leaves))
-        for leaf, copied in self.records[nth].items():
-            run.captured[self.name, nth, leaf] = leaves[leaf].clone() if copied else leaves[leaf]
+        current.shapes[self.name, nth] = tuple(map(plain_leaf, leaves))
+        for leaf, copied in self.noted[nth].items():
+            current.captured[self.name, nth, leaf] = leaves[leaf].clone() if copied else leaves[leaf]
 
 
 def is_inside_encoder_layer(model: nn.Module, name: str) -> bool:

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fsl_sage.split.analysis import Analysis
-from fsl_sage.split.double_backward import try_double_backward
-from fsl_sage.split.gates import as_boundary
-from fsl_sage.split.plan import SplitError
-from fsl_sage.split.recipe import Recipe, Recipes
-from fsl_sage.split.rehearsal import BehindTheCut, WholeModel, calls_after, seen_calls
-from fsl_sage.split.sides import Part, Split
-from fsl_sage.split.skeleton import named_tensors, set_tensor, skeleton, tensor_leaves
+from fsl_sage.split.auxiliaries.double_backward import try_double_backward
+from fsl_sage.split.auxiliaries.recipe import Recipe, Recipes
+from fsl_sage.split.auxiliaries.rehearsal import BehindTheCut, WholeModel, calls_after, seen_calls
+from fsl_sage.split.errors import SplitError
+from fsl_sage.split.parts.gates import as_boundary
+from fsl_sage.split.parts.part import Part, Split
+from fsl_sage.split.plan.analysis import Analysis
+from fsl_sage.split.trace.skeleton import named_tensors, set_tensor, skeleton, tensor_leaves
 
 Spec = str | int | nn.Module
 

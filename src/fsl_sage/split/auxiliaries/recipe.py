@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
-from fsl_sage.split.blocks import all_but, blocks_of, half, steps
-from fsl_sage.split.gates import structure_of
-from fsl_sage.split.plan import SplitError
-from fsl_sage.split.rehearsal import SeenCall, Stage
-from fsl_sage.split.skeleton import Original, tensor_leaves
+from fsl_sage.split.auxiliaries.blocks import all_but, blocks_of, half, steps
+from fsl_sage.split.auxiliaries.rehearsal import SeenCall, Stage
+from fsl_sage.split.errors import SplitError
+from fsl_sage.split.parts.gates import structure_of
+from fsl_sage.split.trace.skeleton import Original, tensor_leaves
 
 ACCEPTED = '"linear", "half", "full", "blocks:N", a share such as "5%", a number of bytes, or an nn.Module'
 State = Mapping[str, Tensor]
@@ -161,7 +161,7 @@ class Recipes:
                     module.__dict__["forward"] = _LinearForAnyWidth(module, name, changed)
             return changed
 
-        changed = self._stage.play(prepare)
+        changed = self._stage.run_copy(prepare)
         return Recipe(recipe.left_out, tuple(changed.items()), recipe.fitted)
 
 

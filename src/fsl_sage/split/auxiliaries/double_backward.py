@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from fsl_sage.models.attention import twice_differentiable_attention
-from fsl_sage.split.gates import Boundary
-from fsl_sage.split.plan import SplitError
-from fsl_sage.split.rehearsal import rehearse
-from fsl_sage.split.sides import Split
-from fsl_sage.split.skeleton import tensor_leaves
+from fsl_sage.split.auxiliaries.rehearsal import rehearse
+from fsl_sage.split.errors import SplitError
+from fsl_sage.split.parts.gates import Boundary
+from fsl_sage.split.parts.part import Split
+from fsl_sage.split.trace.skeleton import tensor_leaves
 
 
 def try_double_backward(made: nn.Module, split: Split) -> None:

@@ -19,8 +19,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from fsl_sage.split.analysis import Analysis
-from fsl_sage.split.skeleton import Original, skeleton, tensor_leaves, without_data
+from fsl_sage.split.plan.analysis import Analysis
+from fsl_sage.split.trace.skeleton import Original, skeleton, tensor_leaves, without_data
 
 
 @dataclass

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from fsl_sage.split.analysis import Analysis
-from fsl_sage.split.gates import Boundary
-from fsl_sage.split.plan import SplitError, SplitPlan
-from fsl_sage.split.sides import Split
+from fsl_sage.split.errors import SplitError
+from fsl_sage.split.parts.gates import Boundary
+from fsl_sage.split.parts.part import Split
+from fsl_sage.split.plan.analysis import Analysis
+from fsl_sage.split.plan.split_plan import SplitPlan
 
 _WRITES_INTO_PLACEHOLDER = "more than one element of the written-to tensor refers"
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from fsl_sage.split.skeleton import Original, tensor_leaves
+from fsl_sage.split.trace.skeleton import Original, tensor_leaves
 
 _DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "rrelu"}
 _DRAWS = {

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from fsl_sage.split.crossing import Crossing, Crossings
-from fsl_sage.split.inputs import Inputs
-from fsl_sage.split.plan import BoundaryTensor, SplitError, SplitPlan
-from fsl_sage.split.planner import CutPlanner
-from fsl_sage.split.skeleton import named_tensors, on_meta, own_buffers, skeleton, without_data
-from fsl_sage.split.trace import Trace, record
+from fsl_sage.split.errors import SplitError
+from fsl_sage.split.plan.crossing import Crossing, Crossings
+from fsl_sage.split.plan.planner import CutPlanner
+from fsl_sage.split.plan.split_plan import BoundaryTensor, SplitPlan
+from fsl_sage.split.trace.inputs import Inputs
+from fsl_sage.split.trace.recording import Trace, record
+from fsl_sage.split.trace.skeleton import named_tensors, on_meta, own_buffers, skeleton, without_data
 
 T = TypeVar("T")
 MakeTensor = Callable[[Tensor], Tensor]

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from families import FAMILIES, GPT2, gpt2
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
@@ -23,7 +22,8 @@ from fsl_sage.split import (
     split_model,
     twice_differentiable_attention,
 )
-from fsl_sage.split.skeleton import on_meta, skeleton
+from fsl_sage.split.trace.skeleton import on_meta, skeleton
+from tests.split.families import FAMILIES, GPT2, gpt2
 
 
 def bytes_of(module: nn.Module) -> int:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from fsl_sage.split.skeleton import call_arguments, skeleton, without_data
+from fsl_sage.split.trace.skeleton import call_arguments, skeleton, without_data
 
 
 def boundary_shapes(client: nn.Module, inputs: Any) -> tuple[Tensor, ...]:

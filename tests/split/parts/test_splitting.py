@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from families import FAMILIES
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fsl_sage.split import Boundary, Split, SplitError, SplitPlan, build_side, side_tensors, split_model
+from tests.split.families import FAMILIES
 
 
 def mlp(*, inplace: bool = False) -> nn.Sequential:

@@ -9,9 +9,10 @@ from typing import Any
 
 from torch.utils import _pytree as pytree
 
-from fsl_sage.split.crossing import Crossing, Key, LeafKey
-from fsl_sage.split.plan import BoundaryTensor, CallPlan, CutPlan, Dimension, LeafPlan, SplitError, dtype_name
-from fsl_sage.split.trace import Leaf, Trace
+from fsl_sage.split.errors import SplitError
+from fsl_sage.split.plan.crossing import Crossing, Key, LeafKey
+from fsl_sage.split.plan.split_plan import BoundaryTensor, CallPlan, CutPlan, Dimension, LeafPlan, dtype_name
+from fsl_sage.split.trace.recording import Leaf, Trace
 
 
 class CutPlanner:
