@@ -7,6 +7,7 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.live import Live
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -38,7 +39,7 @@ class Display(Tracker):
             self._lines.start(config, directory, done)
             return
         self.console.print(f"[bold]{config.algorithm}[/] · {describe(config, len(done))}")
-        self.console.print(f"files in [bold]{directory}[/]", highlight=False)
+        self.console.print(f"files in [bold]{escape(str(directory))}[/]", highlight=False)
         self._rows = [_row(line) for line in done[-SHOWN:]]
         self._bar = Progress(
             SpinnerColumn(),
