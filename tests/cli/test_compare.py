@@ -76,7 +76,7 @@ def test_the_command_says_how_to_go_on(preset, tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as left:
         cli.main(["compare", str(preset), "--out", str(tmp_path / "grid")])
     assert left.value.code == 130
-    assert "Go on with the same command" in capsys.readouterr().err
+    assert "Give the same command to resume" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What each command does: calls, and prints."""
+"""The commands: each parses its arguments, calls the package and prints."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def run_command(args: Sequence[str]) -> None:
 
 
 def resume_command(args: Sequence[str]) -> None:
-    """Go on with an interrupted run, bit for bit."""
+    """Resume an interrupted run; its numbers are as if it had never been interrupted."""
     arguments = tyro.cli(ResumeArguments, prog="fsl-sage resume", args=args)
     config = RunDirectory(arguments.directory).config()
     options = {"workers": arguments.workers, "engine": arguments.engine, "ray_address": arguments.ray_address}
@@ -103,7 +103,7 @@ def compare_command(args: Sequence[str]) -> None:
         if comparison.results:
             print_report(OUT, write_report(comparison.folder, comparison.folder / "report", arguments.report))
     except KeyboardInterrupt:
-        ERRORS.print("\nStopped. Go on with the same command.")
+        ERRORS.print("\nStopped. Give the same command to resume.")
         sys.exit(130)
     comparison.raise_failures()
 
@@ -184,8 +184,8 @@ def _show(config: Config, train: Callable[[Display], Result]) -> None:
 
 
 def _leave(display: Display) -> None:
-    """Leave at once: worker threads may be deep in a long local round."""
+    """Exit at once: worker threads may be in the middle of a long local round."""
     if display.directory is not None:
-        ERRORS.print(f"\nStopped. Go on with: fsl-sage resume {display.directory}", highlight=False, soft_wrap=True)
+        ERRORS.print(f"\nStopped. Resume with: fsl-sage resume {display.directory}", highlight=False, soft_wrap=True)
     sys.stdout.flush()
     os._exit(130)

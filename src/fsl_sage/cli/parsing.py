@@ -1,4 +1,4 @@
-"""From the words of a command line to its arguments: options over a preset over the defaults."""
+"""Parses a command line: options override a preset, and a preset overrides the defaults."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,7 +17,7 @@ Parsed = TypeVar("Parsed", RunArguments, CostArguments, CutsArguments, InitArgum
 
 
 def parse(kind: type[Arguments], command: str, args: Sequence[str]) -> Arguments:
-    """Options over a preset over the defaults."""
+    """The arguments of a command: options override a preset, and a preset overrides the defaults."""
     return _over_defaults(
         _preset_of(args),
         lambda base: tyro.cli(kind, prog=f"fsl-sage {command}", default=kind(config=base), args=args),
@@ -25,7 +25,7 @@ def parse(kind: type[Arguments], command: str, args: Sequence[str]) -> Arguments
 
 
 def parse_comparison(args: Sequence[str]) -> tuple[CompareArguments, Grid]:
-    """Options over a preset and its table [compare] over the defaults; `--vary` replaces option by option."""
+    """The arguments of `compare` and its grid, which a preset's table [compare] may give."""
     source = _preset_of(args)
     grid = Grid() if source is None else load_grid(source)
     default = CompareArguments(
@@ -45,7 +45,7 @@ def parse_comparison(args: Sequence[str]) -> tuple[CompareArguments, Grid]:
 
 
 def _over_defaults(source: str | None, read: Callable[[Config], Parsed]) -> Parsed:
-    """What `read` makes of the options over a preset over the defaults of the data, which the options may name."""
+    """Parse with the defaults of the data set. As the options may name it, they may have to be read twice."""
     base = _base(source)
     arguments = read(base)
     own = default_config(arguments.config.data.name)
@@ -57,7 +57,7 @@ def _base(source: str | None, defaults: Config | None = None) -> Config:
 
 
 def _preset_of(args: Sequence[str]) -> str | None:
-    """The preset that the arguments name, read before the options are parsed because it gives their defaults."""
+    """The preset that the arguments name. It is needed before the options are parsed, because it gives defaults."""
     named = [args[place + 1] for place, word in enumerate(args[:-1]) if word == "--preset"]
     named += [word.removeprefix("--preset=") for word in args if word.startswith("--preset=")]
     named += [args[0]] if args and not args[0].startswith("-") else []

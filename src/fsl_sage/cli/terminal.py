@@ -68,7 +68,7 @@ class Display(Tracker):
         self.stop()
 
     def stop(self) -> None:
-        """Take the live part down, whatever happened."""
+        """Take the live table down; may be called more than once."""
         if self._live is not None:
             self._live.stop()
             self._live = None

@@ -70,7 +70,7 @@ def compare(
     plans = plan_grid(config, algorithms=algorithms, seeds=seeds, alpha=alpha, vary=vary)
     folder = config.out if out is None else Path(out)
     if folder is None:
-        raise InputError("compare needs --out, the folder for its runs; give the same one to go on.")
+        raise InputError("compare needs --out, the folder for its runs; give the same one to resume.")
     check_setups(plans)
     with locked(folder):
         runs = prepare(plans, folder)

@@ -1,4 +1,4 @@
-"""The grid of a comparison: every combination of algorithm, partition, varied options and seed, each with a name."""
+"""The grid of a comparison: all combinations of algorithms, partitions, varied options and seeds, each with a name."""
 
 import itertools
 import re
@@ -18,7 +18,7 @@ _OWN_OPTION = {"algorithm": "--algorithms", "seed": "--seeds", "data.alpha": "--
 
 @dataclass(frozen=True)
 class Grid:
-    """What is combined; an empty field leaves the configuration's own value."""
+    """What is combined. Where a field is empty, the configuration's own value holds."""
 
     algorithms: tuple[str, ...] = ()
     seeds: tuple[int, ...] = ()
@@ -127,7 +127,7 @@ def _value(word: str) -> Any:
 
 
 def plan_runs(config: Config, grid: Grid) -> list[Plan]:
-    """Every run, the first seed of everything before the second of anything; refuses what cannot run."""
+    """Every run of the grid; all runs with the first seed come first. An impossible grid is refused."""
     algorithms = _unique(grid.algorithms) or (config.algorithm,)
     _check(config, grid, algorithms)
     plans: dict[str, Plan] = {}

@@ -1,6 +1,6 @@
-"""Runs of a comparison on a Ray cluster: each whole run on one machine, whichever has room; its files come back here.
+"""Places the runs of a comparison on a Ray cluster: each whole run on one machine with room. Its files come back here.
 
-What comes back includes every checkpoint, so a run whose machine is lost goes on from there on another one.
+Every checkpoint comes back too, so a run whose machine is lost is resumed on another one.
 """
 
 import tempfile
@@ -46,7 +46,7 @@ def on_cluster(config: Config, runs: int, jobs: int | None) -> Iterator[Placemen
 
 
 def _fit(config: Config, runs: int, jobs: int | None) -> tuple[int, int, float]:
-    """As many runs at once as find room; each gets its share of the workers, as far as one machine has them."""
+    """(runs at once, workers of each, GPUs of each) that fit on the machines of the cluster."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
     rooms = [int(node["CPU"]) // config.threads for node in nodes]
     gpus = _gpus(config, sum(node.get("GPU", 0) for node in nodes))
@@ -89,7 +89,7 @@ class RemoteRun:
         self._news = self._seat.start.remote(read_files(self._directory), self._workers)
 
     def poll(self) -> int | None:
-        """Take in what the run has written since; its exit code once it has ended."""
+        """Write what the run has sent since; returns its exit code once it has ended."""
         if self.returncode is None and ray.wait([self._news], timeout=0)[0]:
             try:
                 files, self.returncode = ray.get(self._news)
@@ -141,14 +141,14 @@ class Seat:
         return files, code
 
     def leave(self) -> None:
-        """End the run, if it is still going on, and leave nothing behind."""
+        """Stop the run, if it is still running, and remove its directory."""
         self._process.terminate()
         self._process.communicate()
         self._place.cleanup()
 
 
 def _marks(path: Path) -> dict[str, tuple[int, int]]:
-    """By file what changes with it; files that are still being written are left out."""
+    """(time of change, size) by file; files that are still being written are left out."""
     marks = {}
     for file in path.rglob("*"):
         if file.suffix != ".part" and file.is_file():
@@ -159,7 +159,7 @@ def _marks(path: Path) -> dict[str, tuple[int, int]]:
 
 
 def read_files(path: Path, names: "set[str] | None" = None) -> Files:
-    """Files of a run's directory."""
+    """The contents of the named files of a run's directory; of all files if none are named."""
     names = set(_marks(path)) if names is None else names
     files: Files = {}
     for name in _in_order(names, first=True):
@@ -169,7 +169,7 @@ def read_files(path: Path, names: "set[str] | None" = None) -> Files:
 
 
 def write_files(path: Path, files: Files) -> None:
-    """Put files into a run's directory, or away."""
+    """Write files into a run's directory; remove those that are None."""
     for name in _in_order(set(files), first=False):
         content = files[name]
         if content is None:

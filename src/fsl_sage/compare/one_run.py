@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def _leave_with_parent() -> None:
-    """Standard input ends when the comparison ends, however it does, so that no run goes on unwatched."""
+    """Exit when standard input ends. That happens when the comparison ends, even by kill -9: no run is left alone."""
     while os.read(0, 1):
         pass
     os._exit(1)

@@ -43,7 +43,7 @@ def make_server_app(config_file: Path) -> ServerApp:
 
 
 def serve(config_file: Path, grid: Grid, options: Mapping[str, Any]) -> Result:
-    """Train with the nodes of the grid; in a directory that holds an interrupted run, go on with that."""
+    """Train with the nodes of the grid; an interrupted run in the run directory is resumed."""
     config, agreement = read_agreement(config_file)
     data = replace(config.data, name=options["data"] or config.data.name)
     config = replace(config, data=data, out=Path(options["run-directory"]).expanduser())
@@ -70,7 +70,7 @@ def _setup(config: Config, agreement: Agreement) -> Setup:
 
 
 def _open(config: Config) -> RunDirectory:
-    """A new run's directory, or that of the run to go on with."""
+    """The directory of a new run, or of the run to resume."""
     assert config.out is not None
     directory = RunDirectory(config.out)
     if not directory.config_file.exists():

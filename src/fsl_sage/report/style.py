@@ -43,7 +43,7 @@ def rank(algorithm: str) -> int:
 
 
 def style(algorithm: str) -> Style:
-    """The same in every figure, whatever else is in it."""
+    """An algorithm's look, the same in every figure."""
     place = rank(algorithm)
     colour = colour_of(algorithm, ALGORITHMS)
     dash = _DASHES[place] if place < len(_DASHES) else "dashdot"

@@ -36,7 +36,7 @@ def load_trained(directory: Path, *, adapter: bool = True) -> Trained:
     if config.data.name not in KNOWN_TEXTS:
         raise InputError(f"{directory} is a run on {config.data.name}: only one on e2e has a model that writes text.")
     if not run.finished():
-        raise InputError(f"{directory} is not finished: go on with it by 'fsl-sage resume {directory}'.")
+        raise InputError(f"{directory} is not finished: resume it by 'fsl-sage resume {directory}'.")
     path = tokenizer_path(config.model.name, config.data.tokenizer)
     if path is None:
         raise InputError(f"The tokenizer of {config.model.name}, which {directory} was trained with, is gone.")
