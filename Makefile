@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: run test lint bench clean
+.PHONY: run test lint bench same-bits clean
 
 run: $(VENV)/.installed
 	$(BIN)/fsl-sage run
@@ -21,6 +21,10 @@ lint: $(VENV)/.installed-for-tests
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks
+
+# A refactoring leaves the bits: small runs with the sources of the commit BASE and with those of the working tree.
+same-bits: $(VENV)/.installed-for-tests
+	$(BIN)/python -m tools.same_bits $(or $(BASE),$(error Give the commit to compare with: make same-bits BASE=COMMIT))
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or later is needed; this is " + sys.version.split()[0] + ". Give another: make PYTHON=...") if sys.version_info < (3, 11) else None'

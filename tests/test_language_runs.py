@@ -17,8 +17,8 @@ from fsl_sage.errors import InputError
 from fsl_sage.experiment import cost, resume, run, run_cost
 from fsl_sage.records.files import load_tensors
 from fsl_sage.records.trackers import Tracker
-from fsl_sage.report.trained import load_trained
 from fsl_sage.roles.client import local_order
+from fsl_sage.text.trained import load_trained
 from tests.conftest import merge
 from tests.texts import WORDS, save_all, save_model, save_tokenizer
 

@@ -6,6 +6,7 @@
 """
 
 from fsl_sage.algorithms import ALGORITHMS, Algorithm
+from fsl_sage.compare import Comparison, compare
 from fsl_sage.config import (
     AlignmentConfig,
     Config,
@@ -26,6 +27,7 @@ __all__ = [
     "MODELS",
     "Algorithm",
     "AlignmentConfig",
+    "Comparison",
     "Config",
     "CutGradients",
     "DataConfig",
@@ -37,6 +39,7 @@ __all__ = [
     "Smashed",
     "TrainingError",
     "auxiliary",
+    "compare",
     "cost",
     "cut_points",
     "default_config",

@@ -14,7 +14,7 @@ from tests.texts import FAMILIES, save_all, save_model
 pytest.importorskip("peft")
 
 from fsl_sage.engines.one_side import load_side
-from fsl_sage.split.skeleton import named_tensors
+from fsl_sage.split.trace.skeleton import named_tensors
 
 
 def options_for(directory: Path, family: str, auxiliary: str = "head") -> dict[str, Any]:

@@ -62,7 +62,7 @@ def test_at_equal_communication_only_the_bytes_that_all_have_moved_count(tmp_pat
     table = tables_of(three_algorithms(tmp_path))["equal-accuracy"]
     # FSL-SAGE moved 3 x 14 MB and an auxiliary of 8.4 MB a client: 50.4 MB. CSE-FSL moved 39.4 MB in its first round.
     assert [row[1].text for row in table.rows] == ["53.00", "25.00", "–"]
-    assert [(record["algorithm"], record["rounds"]) for record in table.records] == [("fsl-sage", 3), ("cse-fsl", 1)]
+    assert [(record["algorithm"], record["rounds"]) for record in table.data] == [("fsl-sage", 3), ("cse-fsl", 1)]
 
 
 def test_a_seed_that_stopped_early_is_not_compared_with_more_bytes_than_it_moved(tmp_path):
@@ -75,7 +75,7 @@ def test_a_seed_that_stopped_early_is_not_compared_with_more_bytes_than_it_moved
 
 def test_bytes_and_rounds_to_a_target_and_their_ratio(tmp_path):
     table = tables_of(three_algorithms(tmp_path), [0.4])["to-target"]
-    sage, cse, fedavg = ({**record} for record in table.records)
+    sage, cse, fedavg = ({**record} for record in table.data)
     gib = 2**30
     assert (sage["reached"], sage["rounds"], sage["ratio"]) == (2, 2.0, 1.0)
     assert sage["gib"] == round(5 * (2 * 14_000_000 + 8_419_408) / gib, 6)
@@ -96,20 +96,20 @@ def test_a_target_that_some_seeds_miss_has_no_ratio(tmp_path):
 
 
 def test_the_chosen_target_is_the_highest_step_of_five_that_two_algorithms_reach_with_every_seed(tmp_path):
-    assert tables_of(three_algorithms(tmp_path))["to-target"].records[0]["target"] == 0.5
+    assert tables_of(three_algorithms(tmp_path))["to-target"].data[0]["target"] == 0.5
 
 
 def test_the_accuracy_that_ends_the_runs_is_their_target(tmp_path):
     for name in ("fsl-sage", "cse-fsl"):
         write_run(tmp_path / name, made_up_config(name, target_accuracy=0.47), accuracies=[0.2, 0.5])
-    assert tables_of(tmp_path)["to-target"].records[0]["target"] == 0.47
+    assert tables_of(tmp_path)["to-target"].data[0]["target"] == 0.47
 
 
 def test_many_settings_make_rows_and_few_make_columns(tmp_path):
     few = tables_of(write_grid(tmp_path / "few", seeds=1))["best-accuracy"]
-    assert few.head == ["algorithm", "iid", "α = 1", "α = 0.1"]
+    assert few.columns == ["algorithm", "iid", "α = 1", "α = 0.1"]
     many = tables_of(write_grid(tmp_path / "many", 1, (0.01, 0.1, 1.0, 10.0, 100.0, 1e3, 1e4)))["best-accuracy"]
-    assert many.head[:3] == ["setting", "FSL-SAGE", "Lazy FSL-SAGE"]
+    assert many.columns[:3] == ["setting", "FSL-SAGE", "Lazy FSL-SAGE"]
     assert [row[0].text for row in many.rows][:2] == ["α = 10000", "α = 1000"]
 
 

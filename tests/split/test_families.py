@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from families import FAMILIES, Example
 from torch import Tensor, nn
 
 from fsl_sage.split import Analysis, Split
-from fsl_sage.split.skeleton import named_tensors, set_tensor, tensor_leaves
+from fsl_sage.split.trace.skeleton import named_tensors, set_tensor, tensor_leaves
+from tests.split.families import FAMILIES, Example
 
 MANY_LAYERS = {"resnet18", "mobilenet_v2", "efficientnet"}
 WHOLE = [pytest.param(name, marks=[pytest.mark.slow] if name in MANY_LAYERS else []) for name in FAMILIES]

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 import tyro
 
 from fsl_sage.config import Config
-from fsl_sage.report.samples import SampleOptions
 from fsl_sage.report.write import ReportOptions
+from fsl_sage.text.samples import SampleOptions
 
 Flat = tyro.conf.arg(name="")
 
@@ -60,7 +60,7 @@ class CutsArguments:
 
 @dataclass(frozen=True)
 class CompareArguments:
-    """Run every combination of algorithms, seeds and settings, and write a report; the same command goes on."""
+    """Run every combination of algorithms, seeds and settings, and write a report; the same command resumes."""
 
     file: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[PRESET.toml]")] = None
     """A TOML file with defaults that the options override; its table [compare] may hold the grid."""
@@ -95,7 +95,7 @@ class ReportArguments:
 
 @dataclass(frozen=True)
 class ResumeArguments:
-    """Go on with an interrupted run from its last checkpoint."""
+    """Resume an interrupted run from its last checkpoint."""
 
     directory: Annotated[Path, tyro.conf.Positional]
     """The run's directory."""

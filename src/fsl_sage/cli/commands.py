@@ -1,10 +1,10 @@
-"""What each command does: calls, and prints."""
+"""The commands: each parses its arguments, calls the package and prints."""
 
 import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,20 +23,25 @@ from fsl_sage.cli.arguments import (
     RunArguments,
     SamplesArguments,
 )
+from fsl_sage.cli.cuts import as_json, print_cuts
+from fsl_sage.cli.cuts_figure import cuts_figure
 from fsl_sage.cli.parsing import parse, parse_comparison
+from fsl_sage.cli.progress import Progress, print_costs_of_grid
+from fsl_sage.cli.report import print_report
+from fsl_sage.cli.samples import print_samples, print_scores, progress_bar
+from fsl_sage.cli.terminal import Display, print_costs, print_summary
+from fsl_sage.compare.comparison import compare, plan_grid
+from fsl_sage.compare.dry import costs_of_runs
 from fsl_sage.config import Config, option
 from fsl_sage.data import SMOLLM2, fetch
 from fsl_sage.errors import InputError, MissingExtra
 from fsl_sage.experiment import Result, cost, part_sizes, resume, run
+from fsl_sage.experiment.cuts import Limits, cuts_of
 from fsl_sage.records.run_directory import RunDirectory
-from fsl_sage.report.compare import check_setups, costs_of_runs, locked, machines, prepare, raise_failures, run_grid
-from fsl_sage.report.cuts import Limits, as_json, cuts_figure, parse_amount, print_cuts, rows
-from fsl_sage.report.grid import plan_runs
-from fsl_sage.report.progress import Progress, print_costs_of_grid, print_report
-from fsl_sage.report.samples import SHOWN, make_samples, print_samples, print_scores, score_samples, write_samples
-from fsl_sage.report.terminal import Display, print_costs, print_summary
-from fsl_sage.report.trained import masked_losses
 from fsl_sage.report.write import write_report
+from fsl_sage.text.samples import SHOWN, make_samples, score_samples, write_samples
+from fsl_sage.text.trained import masked_losses
+from fsl_sage.units import parse_amount
 
 OUT = Console()
 ERRORS = Console(stderr=True)
@@ -49,7 +54,7 @@ def run_command(args: Sequence[str]) -> None:
 
 
 def resume_command(args: Sequence[str]) -> None:
-    """Go on with an interrupted run, bit for bit."""
+    """Resume an interrupted run; its numbers are as if it had never been interrupted."""
     arguments = tyro.cli(ResumeArguments, prog="fsl-sage resume", args=args)
     config = RunDirectory(arguments.directory).config()
     options = {"workers": arguments.workers, "engine": arguments.engine, "ray_address": arguments.ray_address}
@@ -75,40 +80,32 @@ def cuts_command(args: Sequence[str]) -> None:
         for name in ("client_memory", "uplink", "client_flops")
         if (text := getattr(arguments, name)) is not None
     }
-    limits, table = Limits(**given), rows(arguments.config)
+    limits, cuts = Limits(**given), cuts_of(arguments.config)
     if arguments.json:
-        print(json.dumps(as_json(table, limits, arguments.config.algorithm), indent=2))
+        print(json.dumps(as_json(cuts, limits, arguments.config.algorithm), indent=2))
     else:
-        print_cuts(OUT, arguments.config, table, limits)
+        print_cuts(OUT, arguments.config, cuts, limits)
     if arguments.figure is not None:
-        cuts_figure(arguments.figure, arguments.config, table, limits)
+        cuts_figure(arguments.figure, arguments.config, cuts, limits)
 
 
 def compare_command(args: Sequence[str]) -> None:
     """Run a grid of algorithms, seeds and settings, and write a report; resumable."""
     arguments, grid = parse_comparison(args)
     config = arguments.config
-    if config.engine == "ray":  # each run is on one machine of the cluster, and there it is a run like any other
-        config = replace(config, engine="local", ray_address=None)
-    plans = plan_runs(config, grid)
+    combined: dict[str, Any] = {name: getattr(grid, name) for name in ("algorithms", "seeds", "alpha", "vary")}
     if arguments.dry_run:
+        plans = plan_grid(config, **combined)
         print_costs_of_grid(OUT, plans, costs_of_runs(plans))
         return
-    folder = arguments.config.out
-    if folder is None:
-        raise InputError("compare needs --out, the folder for its runs; give the same one to go on.")
-    check_setups(plans)
     try:
-        with locked(folder):
-            jobs = prepare(plans, folder)
-            with machines(arguments.config, len(jobs), arguments.jobs) as (at_once, workers, start):
-                run_grid(jobs, at_once, workers, Progress(OUT, jobs), start)
-            if any(job.state == "finished" for job in jobs):
-                print_report(OUT, write_report(folder, folder / "report", arguments.report))
+        comparison = compare(config, **combined, jobs=arguments.jobs, watcher=Progress(OUT))
+        if comparison.results:
+            print_report(OUT, write_report(comparison.folder, comparison.folder / "report", arguments.report))
     except KeyboardInterrupt:
-        ERRORS.print("\nStopped. Go on with the same command.")
+        ERRORS.print("\nStopped. Give the same command to resume.")
         sys.exit(130)
-    raise_failures(jobs)
+    comparison.raise_failures()
 
 
 def report_command(args: Sequence[str]) -> None:
@@ -132,7 +129,7 @@ def data_command(args: Sequence[str]) -> None:
 def samples_command(args: Sequence[str]) -> None:
     """Show what the language model of a finished run writes, beside what people wrote, and how that scores."""
     arguments = tyro.cli(SamplesArguments, prog="fsl-sage samples", args=args)
-    samples = make_samples(OUT, arguments.directory, arguments.options)
+    samples = make_samples(arguments.directory, arguments.options, partial(progress_bar, OUT))
     print_samples(OUT, samples[:SHOWN] if arguments.options.scores else samples)
     if arguments.options.scores:
         scores = score_samples(samples)
@@ -187,8 +184,8 @@ def _show(config: Config, train: Callable[[Display], Result]) -> None:
 
 
 def _leave(display: Display) -> None:
-    """Leave at once: worker threads may be deep in a long local round."""
+    """Exit at once: worker threads may be in the middle of a long local round."""
     if display.directory is not None:
-        ERRORS.print(f"\nStopped. Go on with: fsl-sage resume {display.directory}", highlight=False, soft_wrap=True)
+        ERRORS.print(f"\nStopped. Resume with: fsl-sage resume {display.directory}", highlight=False, soft_wrap=True)
     sys.stdout.flush()
     os._exit(130)

@@ -1,4 +1,4 @@
-"""From the words of a command line to its arguments: options over a preset over the defaults."""
+"""Parses a command line: options override a preset, and a preset overrides the defaults."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -7,9 +7,9 @@ from typing import TypeVar
 import tyro
 
 from fsl_sage.cli.arguments import CompareArguments, CostArguments, CutsArguments, InitArguments, RunArguments
+from fsl_sage.compare.grid import Grid, for_algorithms, load_grid, parse_vary, refuse_overruled
 from fsl_sage.config import Config, default_config, load_preset
 from fsl_sage.errors import InputError
-from fsl_sage.report.grid import Grid, for_algorithms, load_grid, parse_vary, refuse_overruled
 from fsl_sage.report.write import ReportOptions
 
 ROUNDS = "--align-rounds"
@@ -19,7 +19,7 @@ Parsed = TypeVar("Parsed", RunArguments, CostArguments, CutsArguments, InitArgum
 
 
 def parse(kind: type[Arguments], command: str, args: Sequence[str]) -> Arguments:
-    """Options over a preset over the defaults."""
+    """The arguments of a command: options override a preset, and a preset overrides the defaults."""
     args = _without_commas(args)
     return _over_defaults(
         _preset_of(args),
@@ -28,7 +28,7 @@ def parse(kind: type[Arguments], command: str, args: Sequence[str]) -> Arguments
 
 
 def parse_comparison(args: Sequence[str]) -> tuple[CompareArguments, Grid]:
-    """Options over a preset and its table [compare] over the defaults; `--vary` replaces option by option."""
+    """The arguments of `compare` and its grid, which a preset's table [compare] may give."""
     args = _without_commas(args)
     source = _preset_of(args)
     grid = Grid() if source is None else load_grid(source)
@@ -49,7 +49,7 @@ def parse_comparison(args: Sequence[str]) -> tuple[CompareArguments, Grid]:
 
 
 def _over_defaults(source: str | None, read: Callable[[Config], Parsed]) -> Parsed:
-    """What `read` makes of the options over a preset over the defaults of the data, which the options may name."""
+    """Parse with the defaults of the data set. As the options may name it, they may have to be read twice."""
     base = _base(source)
     arguments = read(base)
     own = default_config(arguments.config.data.name)
@@ -79,7 +79,7 @@ def _last_option(words: Sequence[str]) -> str | None:
 
 
 def _preset_of(args: Sequence[str]) -> str | None:
-    """The preset that the arguments name, read before the options are parsed because it gives their defaults."""
+    """The preset that the arguments name. It is needed before the options are parsed, because it gives defaults."""
     named = [args[place + 1] for place, word in enumerate(args[:-1]) if word == "--preset"]
     named += [word.removeprefix("--preset=") for word in args if word.startswith("--preset=")]
     named += [args[0]] if args and not args[0].startswith("-") else []

@@ -41,7 +41,7 @@ clientapp = "{package}.client_app:app"
 
 # Change them for one run with: flwr run . NAME --run-config 'run-directory="/srv/runs/one" timeout=600.0'
 [tool.flwr.app.config]
-run-directory = "runs/federation"  # on the server; a run that was interrupted there is gone on with
+run-directory = "runs/federation"  # on the server; a run that was interrupted there is resumed
 data = ""                          # the server's test images, if not those of config.json: npz:PATH
 timeout = 3600.0                   # seconds that the clients have for a round
 minimum = 1                        # the fewest clients whose replies make a round

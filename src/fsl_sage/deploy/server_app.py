@@ -10,7 +10,6 @@ from uuid import uuid4
 import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
-from rich.console import Console
 
 from fsl_sage.algorithms import make_algorithm
 from fsl_sage.config import Config, digest
@@ -24,8 +23,8 @@ from fsl_sage.engines.setup import assemble, build_parts, dry_setup, make_task, 
 from fsl_sage.errors import InputError
 from fsl_sage.experiment import Federation, Result, play
 from fsl_sage.records.files import write_json
+from fsl_sage.records.plain_lines import PlainLines
 from fsl_sage.records.run_directory import RunDirectory
-from fsl_sage.report.terminal import Display
 
 RUN_FILE = "federation.json"
 """In the run directory: the id under which the nodes keep their states."""
@@ -43,7 +42,7 @@ def make_server_app(config_file: Path) -> ServerApp:
 
 
 def serve(config_file: Path, grid: Grid, options: Mapping[str, Any]) -> Result:
-    """Train with the nodes of the grid; in a directory that holds an interrupted run, go on with that."""
+    """Train with the nodes of the grid; an interrupted run in the run directory is resumed."""
     config, agreement = read_agreement(config_file)
     data = replace(config.data, name=options["data"] or config.data.name)
     config = replace(config, data=data, out=Path(options["run-directory"]).expanduser())
@@ -54,8 +53,7 @@ def serve(config_file: Path, grid: Grid, options: Mapping[str, Any]) -> Result:
     inspector = Inspector(_run_id(directory), dry, len(agreement.classes), setup.settings.device)
     engine = FlowerEngine(setup, grid, inspector, rules)
     federation = Federation(setup, engine)
-    display = Display(Console(width=120))
-    result = play(directory, config, [display], lambda *_: federation)
+    result = play(directory, config, [PlainLines()], lambda *_: federation)
     engine.finish(len(result.metrics), federation.delivery(federation.post.waiting))
     return result
 
@@ -71,7 +69,7 @@ def _setup(config: Config, agreement: Agreement) -> Setup:
 
 
 def _open(config: Config) -> RunDirectory:
-    """A new run's directory, or that of the run to go on with."""
+    """The directory of a new run, or of the run to resume."""
     assert config.out is not None
     directory = RunDirectory(config.out)
     if not directory.config_file.exists():

@@ -18,7 +18,7 @@ from fsl_sage.engines.setup import META, build_model, cut_model
 from fsl_sage.errors import InputError
 from fsl_sage.models.language import draw_adapters, model_path
 from fsl_sage.seeding import derive
-from fsl_sage.split.skeleton import holder_and_attribute, named_tensors, set_tensor
+from fsl_sage.split.trace.skeleton import holder_and_attribute, named_tensors, set_tensor
 
 
 def load_side(config: Config, parts: Sequence[str]) -> dict[str, nn.Module]:

@@ -16,7 +16,8 @@ from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 from fsl_sage.report.options import HETEROGENEITY, concerns, dirichlet_alpha, heterogeneity
 from fsl_sage.report.panels import LOOK, Drawing, legend_of, line, log_if_far_apart, log_if_needed, pages, plain_numbers
 from fsl_sage.report.study import ACCURACY, COSINE, LOSS, NMSE, Metric, Series, Setting, Study
-from fsl_sage.report.style import bytes_name, option_axis, option_name, style, value_name, value_text
+from fsl_sage.report.style import option_axis, option_name, style, value_name, value_text
+from fsl_sage.units import bytes_text
 
 GIB_AXIS = "communication, GiB (the paper's convention)"
 WHOLE_AXIS = "communication, GiB (whole models, frozen weights too)"
@@ -293,7 +294,7 @@ def _ablation(study: Study, path: str) -> Iterator[Drawing]:
 def _value_label(study: Study, path: str, setting: Setting) -> str:
     text = value_text(path, setting.values[path])
     sizes = [run.auxiliary_bytes for series in study.within(setting) for run in series.runs if run.auxiliary_bytes]
-    return f"{text}\n{bytes_name(sizes[0])}" if path == "model.auxiliary" and sizes else text
+    return f"{text}\n{bytes_text(sizes[0])}" if path == "model.auxiliary" and sizes else text
 
 
 def _points(places: np.ndarray, series: Sequence[Series | None], metric: Metric) -> np.ndarray:

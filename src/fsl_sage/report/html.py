@@ -75,14 +75,14 @@ def _notes(notes: Sequence[str]) -> str:
 
 
 def _findings(tables: Sequence[Table]) -> str:
-    """Who needs how much to a target accuracy, setting by setting, the least first."""
+    """For each setting, the GiB that each algorithm needs to a target accuracy; the least first."""
     table = next((table for table in tables if table.name == "to-target"), None)
     if table is None:
         return ""
     groups: dict[tuple[str, str], list[tuple[float, Any]]] = {}
-    for row, record in zip(table.rows, table.records, strict=True):
-        least = record["gib"] if record["gib"] != "" and record["reached"] == record["seeds"] else math.inf
-        groups.setdefault((row[0].text, row[1].text), []).append((least, (row, record)))
+    for row, line in zip(table.rows, table.data, strict=True):
+        least = line["gib"] if line["gib"] != "" and line["reached"] == line["seeds"] else math.inf
+        groups.setdefault((row[0].text, row[1].text), []).append((least, (row, line)))
     tiles = [_finding(*key, sorted(lines, key=lambda line: line[0])) for key, lines in groups.items() if len(lines) > 1]
     return f'<div class="findings">{"".join(tiles[:FINDINGS])}</div>' if tiles else ""
 

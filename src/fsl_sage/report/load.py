@@ -1,4 +1,4 @@
-"""Reading run directories back: raw metrics only, nothing that a run has not written down."""
+"""Reads run directories: raw metrics, and nothing that a run has not written down."""
 
 import json
 from collections import defaultdict
@@ -19,7 +19,7 @@ from fsl_sage.wire.message import AUXILIARY
 
 @dataclass(frozen=True)
 class Run:
-    """A run as its directory tells it."""
+    """A run, read from its directory."""
 
     name: str
     """The directory, relative to the folder of the report."""
@@ -64,7 +64,7 @@ class Run:
 
 
 def load_runs(folder: Path) -> tuple[list[Run], list[str]]:
-    """All runs under a folder that have played a round, and a sentence on each that cannot be used."""
+    """All runs under a folder that have finished a round, and a sentence on each that cannot be used."""
     if not folder.is_dir():
         raise InputError(f"There is no folder {folder}.")
     runs, notes = [], []
@@ -79,7 +79,7 @@ def load_runs(folder: Path) -> tuple[list[Run], list[str]]:
         if run.metrics:
             runs.append(run)
         else:
-            notes.append(f"{name} is left out: it has not played a round yet.")
+            notes.append(f"{name} is left out: it has not finished a round yet.")
     if not runs:
         raise InputError(f"There is no run to report in {folder}." + "".join(f" {note}" for note in notes[:3]))
     return runs, notes

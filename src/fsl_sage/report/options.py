@@ -41,8 +41,8 @@ def options_of(config: Config) -> dict[str, Any]:
     return flatten(to_dict(config))
 
 
-def records(config: Config) -> dict[str, Any]:
-    """Those options that can change what a run of this algorithm records."""
+def recorded_options(config: Config) -> dict[str, Any]:
+    """The options, by path, that can change what a run of this algorithm writes down."""
     also = {"align_until", "alignment.samples"}  # single runs of fsl-sage; the samples by which fidelity is measured
     return {
         path: value

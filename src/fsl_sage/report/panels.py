@@ -115,7 +115,7 @@ def line(axes: Axes, series: Series, x: np.ndarray, mean: np.ndarray, std: np.nd
 
 
 def log_if_needed(axes: Axes) -> None:
-    """A curve that runs away would flatten all others."""
+    """Use a logarithmic y-axis where one curve is so high that it would flatten all others."""
     values = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in axes.get_lines()] or [np.ones(1)])
     values = values[np.isfinite(values) & (values > 0)]
     if len(values) and values.max() > 20 * np.median(values):
@@ -124,7 +124,7 @@ def log_if_needed(axes: Axes) -> None:
 
 
 def log_if_far_apart(axes: Axes, ends: Sequence[float]) -> None:
-    """A curve that ends far beyond the others would press them against the left edge."""
+    """Use a logarithmic x-axis where one curve is so long that it would press the others against the left edge."""
     if ends and max(ends) > 4 * min(ends) > 0:
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -135,6 +135,6 @@ def log_if_far_apart(axes: Axes, ends: Sequence[float]) -> None:
 
 
 def plain_numbers(axes: Axes) -> None:
-    """20 and 200, not powers of ten."""
+    """Label a logarithmic axis with plain numbers such as 20 and 200, not with powers of ten."""
     axes.yaxis.set_major_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
     axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))

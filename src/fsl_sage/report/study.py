@@ -13,7 +13,7 @@ from fsl_sage.report.options import HETEROGENEITY, concerns, dirichlet_alpha, se
 from fsl_sage.report.style import rank, value_name
 
 _OF_TASK = ("clients", "cohort", "model.name", HETEROGENEITY)
-"""Options, beside those of the data, that say what is to be learnt and by whom."""
+"""Options, beside those of the data, that decide what is learnt and by whom."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Setting:
         return Setting({path: value for path, value in self.values.items() if path not in paths})
 
     def covers(self, other: "Setting") -> bool:
-        """Whether the other says nothing else, and perhaps less."""
+        """Whether this setting has every value that the other one has."""
         return other.values.items() <= self.values.items()
 
 
@@ -103,7 +103,7 @@ class Series:
 
     @property
     def rounds(self) -> int:
-        """Rounds that every run has played."""
+        """Rounds that every run has finished."""
         return min(len(run.metrics) for run in self.runs)
 
     def has(self, metric: Metric) -> bool:
@@ -124,7 +124,7 @@ class Series:
         return np.stack([read(run)[: self.rounds] for run in self.runs])
 
     def best(self, metric: Metric, within_gib: float = np.inf) -> Spread | None:
-        """The best of each run, of the rounds up to an amount of communication; None if that is less than a round."""
+        """The best of each run within an amount of communication; None if that is less than a round."""
         values = [run.values(metric.key)[run.gib <= within_gib * (1 + 1e-9)] * metric.scale for run in self.runs]
         if any(not np.isfinite(each).any() for each in values):
             return None
@@ -141,7 +141,7 @@ class Series:
         return float(np.mean([run.gib[pick(run.values(metric.key))] for run in self.runs]))
 
     def rounds_within(self, gib: float) -> int:
-        """Rounds that every run has played within an amount of communication."""
+        """Rounds that every run has finished within an amount of communication."""
         return min(int((run.gib <= gib * (1 + 1e-9)).sum()) for run in self.runs)
 
     @property
@@ -185,7 +185,7 @@ class Study:
     """Options that differ between runs of the same algorithm, and options of the task that differ at all."""
     series: tuple[Series, ...]
     settings: tuple[Setting, ...]
-    """Where algorithms meet: one that an option does not concern is in every setting of it."""
+    """Where algorithms are compared. An algorithm that an option does not concern is in every setting of it."""
 
     @property
     def algorithms(self) -> list[str]:
@@ -193,7 +193,7 @@ class Study:
         return sorted({series.algorithm for series in self.series}, key=lambda name: (rank(name), name))
 
     def within(self, setting: Setting) -> list[Series]:
-        """The series that meet in a setting."""
+        """The series that are compared in a setting."""
         found = [series for series in self.series if setting.covers(series.setting)]
         return sorted(found, key=lambda series: (rank(series.algorithm), series.algorithm))
 
@@ -257,7 +257,7 @@ def _varying(values: Mapping[tuple[str, str], set[Any]]) -> set[str]:
 
 
 def _meeting_points(series: Sequence[Series]) -> tuple[Setting, ...]:
-    """The settings that no other one says more than."""
+    """The settings that no other one covers."""
     unique = {tuple(each.setting.values.items()): each.setting for each in series}
     settings = list(unique.values())
     most = [

@@ -43,7 +43,7 @@ def rank(algorithm: str) -> int:
 
 
 def style(algorithm: str) -> Style:
-    """The same in every figure, whatever else is in it."""
+    """An algorithm's look, the same in every figure."""
     place = rank(algorithm)
     colour = colour_of(algorithm, ALGORITHMS)
     dash = _DASHES[place] if place < len(_DASHES) else "dashdot"
@@ -94,12 +94,3 @@ def value_text(path: str, value: object) -> str:
     if value is None:
         return "usual" if path in ("model.auxiliary", "model.cut") else "none"
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def bytes_name(amount: float) -> str:
-    """Bytes for people, in units of 1000 as the paper gives model sizes."""
-    for unit in ("B", "kB", "MB"):
-        if amount < 1000:
-            return f"{amount:.3g} {unit}"
-        amount /= 1000
-    return f"{amount:.3g} GB"

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from fsl_sage.report.load import Run
 from fsl_sage.report.study import ACCURACY, Metric, Series, Setting, Spread, Study
 from fsl_sage.report.style import style
+from fsl_sage.units import gib_number
 from fsl_sage.wire.ledger import GIB
 
 REFERENCE = "fsl-sage"
@@ -31,17 +32,18 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """A table for people, and the same as records for machines."""
+    """A table for people, and the same numbers for machines."""
 
     name: str
     caption: str
-    head: list[str]
+    columns: list[str]
     rows: list[list[Cell]]
-    records: list[dict[str, Any]]
+    data: list[dict[str, Any]]
+    """For CSV: one dict a line, with means and deviations apart."""
 
 
 def make_tables(study: Study, targets: Sequence[float]) -> list[Table]:
-    """All tables that the runs have something to say on."""
+    """All tables for which the runs have data; `targets` are test accuracies, 0 to 1."""
     metric = study.main_metric
     tables = [_overview(study, metric, "best"), _overview(study, metric, "final")]
     if any(len(study.within(setting)) > 1 for setting in study.settings):
@@ -55,26 +57,26 @@ def make_tables(study: Study, targets: Sequence[float]) -> list[Table]:
 
 
 def common_gib(study: Study, setting: Setting) -> float:
-    """GiB that every run of a setting has moved."""
+    """The GiB that every run of a setting has moved at least."""
     return min(series.least_gib for series in study.within(setting))
 
 
 def _overview(study: Study, metric: Metric, which: str) -> Table:
     lines: list[list[Cell]] = []
-    records = []
+    data = []
     for setting in study.settings:
         found = {series.algorithm: _value(study, setting, series, metric, which) for series in study.within(setting)}
         cells = _ranked([found.get(algorithm) for algorithm in study.algorithms], metric)
         name = setting.label or metric.label
         lines.append([Cell(f"{name}, {common_gib(study, setting):.3g} GiB" if which == "equal" else name), *cells])
-        records += [_record(study, setting, which, metric, name, value) for name, value in found.items() if value]
-    heads = [style(algorithm).name for algorithm in study.algorithms]
-    head, rows = ["setting", *heads], lines
+        data += [_line_of(study, setting, which, metric, name, value) for name, value in found.items() if value]
+    names = [style(algorithm).name for algorithm in study.algorithms]
+    columns, rows = ["setting", *names], lines
     if len(lines) <= WIDE:
-        head = ["algorithm", *(line[0].text for line in lines)]
-        rows = [[Cell(name), *(line[place + 1] for line in lines)] for place, name in enumerate(heads)]
-    seeds = "" if all(record["seeds"] == 1 for record in records) else ", mean ± standard deviation over the seeds"
-    return Table(f"{which}-{metric.key.removeprefix('test_')}", _captions(metric, which) + seeds, head, rows, records)
+        columns = ["algorithm", *(line[0].text for line in lines)]
+        rows = [[Cell(name), *(line[place + 1] for line in lines)] for place, name in enumerate(names)]
+    seeds = "" if all(line["seeds"] == 1 for line in data) else ", mean ± standard deviation over the seeds"
+    return Table(f"{which}-{metric.key.removeprefix('test_')}", _captions(metric, which) + seeds, columns, rows, data)
 
 
 def _captions(metric: Metric, which: str) -> str:
@@ -94,7 +96,7 @@ def _value(study: Study, setting: Setting, series: Series, metric: Metric, which
     return series.best(metric, common_gib(study, setting) if which == "equal" else math.inf)
 
 
-def _record(
+def _line_of(
     study: Study, setting: Setting, which: str, metric: Metric, algorithm: str, value: Spread
 ) -> dict[str, Any]:
     series = study.of(algorithm, setting)
@@ -152,7 +154,7 @@ def default_target(study: Study, setting: Setting) -> float | None:
 
 
 def _to_target(study: Study, targets: Sequence[float]) -> Table:
-    rows, records = [], []
+    rows, data = [], []
     for setting in study.settings:
         automatic = default_target(study, setting)
         for target in targets or ([] if automatic is None else [automatic]):
@@ -161,15 +163,15 @@ def _to_target(study: Study, targets: Sequence[float]) -> Table:
             for line in lines:
                 line["rank"] = least.index(line["gib"]) + 1 if line["all_reached"] and len(lines) > 1 else 0
                 rows.append(_target_row(setting, target, line))
-                columns = ("algorithm", "reached", "seeds", "rounds", "gib", "ratio")
-                own = {name: _rounded(line[name]) for name in columns}
-                records.append({**_setting_columns(study, setting), "target": target, **own})
-    head = ["setting", "target", "algorithm", "seeds", "rounds", "GiB", f"GiB, × {style(REFERENCE).name}"]
+                kept = ("algorithm", "reached", "seeds", "rounds", "gib", "ratio")
+                own = {name: _rounded(line[name]) for name in kept}
+                data.append({**_setting_columns(study, setting), "target": target, **own})
+    columns = ["setting", "target", "algorithm", "seeds", "rounds", "GiB", f"GiB, × {style(REFERENCE).name}"]
     caption = (
         "Communication (the paper's convention) and rounds to reach a test accuracy, mean ± standard deviation over "
-        "the seeds that reach it (how many of them do); “>”: none does, this was moved in vain"
+        "the seeds that reach it (how many of them do); “>”: target not reached, this is the total moved"
     )
-    return Table("to-target", caption, head, rows, records)
+    return Table("to-target", caption, columns, rows, data)
 
 
 def _reach(series: Series, target: float, reference: Series | None) -> dict[str, Any]:
@@ -202,18 +204,13 @@ def _deviation(values: Sequence[float]) -> str:
     if len(values) < 2:
         return ""
     mean = sum(values) / len(values)
-    return gib_text(math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1)), like=mean)
-
-
-def gib_text(amount: float, like: float | None = None) -> str:
-    """GiB to three decimals, or to three digits where there is little; `like`: as many as another amount has."""
-    size = amount if like is None else like
-    decimals = 3 if size >= 0.1 or size <= 0 else 2 - math.floor(math.log10(size))
-    return f"{amount:.{decimals}f}"
+    return gib_number(math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1)), like=mean)
 
 
 def _target_row(setting: Setting, target: float, line: dict[str, Any]) -> list[Cell]:
-    gib = Cell(gib_text(line["gib"]), line["spread"], line["rank"] if line["rank"] <= 2 else 0) if line["gib"] else None
+    gib = (
+        Cell(gib_number(line["gib"]), line["spread"], line["rank"] if line["rank"] <= 2 else 0) if line["gib"] else None
+    )
     ratio = f"{line['ratio']:.2f}" if line["ratio"] else f"> {line['at_least']:.2f}" if line["at_least"] else DASH
     return [
         Cell(setting.label or DASH),
@@ -221,7 +218,7 @@ def _target_row(setting: Setting, target: float, line: dict[str, Any]) -> list[C
         Cell(style(line["algorithm"]).name),
         Cell(f"{line['reached']}/{line['seeds']}"),
         Cell(f"{line['rounds']:.1f}".removesuffix(".0") if line["rounds"] else DASH),
-        gib or Cell(f"> {gib_text(line['moved'])}"),
+        gib or Cell(f"> {gib_number(line['moved'])}"),
         Cell(ratio),
     ]
 
@@ -235,13 +232,25 @@ def _rounded(value: Any) -> Any:
 
 def _runs(study: Study) -> Table:
     metric = study.main_metric
-    records = [_run_record(series, run, metric) for series in study.series for run in series.all_runs]
-    head = ["run", "algorithm", "setting", "seed", "ended", "rounds", "best", "final", "GiB", "GiB in all", "seconds"]
-    rows = [[Cell(_show(value)) for value in record.values()] for record in records]
-    return Table("runs", "Every run", head, rows, records)
+    data = [_line_of_run(series, run, metric) for series in study.series for run in series.all_runs]
+    columns = [
+        "run",
+        "algorithm",
+        "setting",
+        "seed",
+        "ended",
+        "rounds",
+        "best",
+        "final",
+        "GiB",
+        "GiB in all",
+        "seconds",
+    ]
+    rows = [[Cell(_show(value)) for value in line.values()] for line in data]
+    return Table("runs", "Every run", columns, rows, data)
 
 
-def _run_record(series: Series, run: Run, metric: Metric) -> dict[str, Any]:
+def _line_of_run(series: Series, run: Run, metric: Metric) -> dict[str, Any]:
     values = run.values(metric.key) * metric.scale
     last = run.metrics[-1]
     return {
@@ -279,16 +288,16 @@ def to_markdown(table: Table) -> str:
         marks = {0: "{}", 1: "**{}**", 2: "<u>{}</u>"}
         return marks[each.rank].format(each.text).replace("|", "\\|") + (f" ± {each.spread}" if each.spread else "")
 
-    lines = [table.head, ["---"] * len(table.head), *([cell(each) for each in row] for row in table.rows)]
+    lines = [table.columns, ["---"] * len(table.columns), *([cell(each) for each in row] for row in table.rows)]
     return f"{table.caption}.\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
 def to_csv(table: Table) -> str:
-    """For machines: one record a line, means and deviations apart."""
+    """For machines: means and deviations in columns of their own."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(table.records[0]), lineterminator="\n")
+    writer = csv.DictWriter(text, list(table.data[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(table.records)
+    writer.writerows(table.data)
     return text.getvalue()
 
 
@@ -300,13 +309,13 @@ def to_latex(table: Table) -> str:
         spread = f" {{\\scriptsize $\\pm$ {each.spread}}}" if each.spread else ""
         return marks[each.rank].format(_latex(each.text)) + spread
 
-    columns = "".join("r" if _is_number(each) else "l" for each in table.rows[0])
+    justified = "".join("r" if _is_number(each) else "l" for each in table.rows[0])
     body = [" & ".join(cell(each) for each in row) + " \\\\" for row in table.rows]
-    head = " & ".join(_latex(name) for name in table.head) + " \\\\"
+    titles = " & ".join(_latex(name) for name in table.columns) + " \\\\"
     lines = [
-        "\\begin{tabular}{" + columns + "}",
+        "\\begin{tabular}{" + justified + "}",
         "\\toprule",
-        head,
+        titles,
         "\\midrule",
         *body,
         "\\bottomrule",
@@ -332,6 +341,6 @@ def to_html(table: Table) -> str:
         number = ' class="number"' if _is_number(each) else ""
         return f"<td{number}>{marks[each.rank].format(html.escape(each.text))}{spread}</td>"
 
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in table.head)
+    titles = "".join(f"<th>{html.escape(name)}</th>" for name in table.columns)
     body = "".join(f"<tr>{''.join(cell(each) for each in row)}</tr>\n" for row in table.rows)
-    return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>"
+    return f"<table>\n<thead><tr>{titles}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>"

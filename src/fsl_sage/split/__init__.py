@@ -1,14 +1,15 @@
 """Cut any model, derive its auxiliary, and plan where to cut."""
 
 from fsl_sage.models.attention import twice_differentiable_attention
-from fsl_sage.split.analysis import Analysis
-from fsl_sage.split.auxiliary import AuxiliaryStates, auxiliary
-from fsl_sage.split.cuts import CutPoint, cut_points, cut_points_of
-from fsl_sage.split.gates import Boundary
-from fsl_sage.split.plan import BoundaryTensor, SplitError, SplitPlan
-from fsl_sage.split.shapes import boundary_shapes
-from fsl_sage.split.sides import Part, Split
-from fsl_sage.split.splitting import build_side, side_tensors, split_by_analysis, split_model
+from fsl_sage.split.auxiliaries.auxiliary import AuxiliaryStates, auxiliary
+from fsl_sage.split.costs.cut_points import CutPoint, cut_points, cut_points_of
+from fsl_sage.split.errors import SplitError
+from fsl_sage.split.parts.gates import Boundary
+from fsl_sage.split.parts.part import Part, Split
+from fsl_sage.split.parts.shapes import boundary_shapes
+from fsl_sage.split.parts.splitting import build_side, side_tensors, split_by_analysis, split_model
+from fsl_sage.split.plan.analysis import Analysis
+from fsl_sage.split.plan.split_plan import BoundaryTensor, SplitPlan
 
 __all__ = [
     "Analysis",

@@ -1,0 +1,93 @@
+"""The cuts of a model in the terminal and as JSON."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.measure import Measurement
+from rich.segment import Segment, Segments
+from rich.table import Table
+
+from fsl_sage.config import Config
+from fsl_sage.experiment.cuts import CutCosts, Limits, recommend
+from fsl_sage.units import bytes_text, operations_text
+
+
+def print_cuts(console: Console, config: Config, table: Sequence[CutCosts], limits: Limits) -> None:
+    """What a cut asks of the two sides, what a round moves there, and the recommendation."""
+    console.print(f"Cuts of {config.model.name}, batch {config.batch_size}, {config.clients} clients.", highlight=False)
+    _print_whole(console, _sizes_table(table, limits))
+    console.print(
+        "Bytes of a round (labels included; fsl-sage when it does not align; - where there is no such auxiliary):",
+        highlight=False,
+    )
+    _print_whole(console, _bytes_table(table, limits))
+    console.print(recommend(table, limits, config.algorithm), highlight=False, soft_wrap=True)
+
+
+def _print_whole(console: Console, shown: Table) -> None:
+    """A table as wide as it is: a number that is cut off is no number."""
+    natural = Measurement.get(console, console.options.update(max_width=10_000), shown).maximum
+    for line in console.render_lines(shown, console.options.update(width=natural)):
+        console.print(Segments([*line, Segment.line()]), soft_wrap=True)
+
+
+def _sizes_table(table: Sequence[CutCosts], limits: Limits) -> Table:
+    columns = (
+        "client\nweights",
+        "client\nbytes",
+        "server\nbytes",
+        "sent a\nsample",
+        "client\nFLOPs",
+        "server\nFLOPs",
+    )
+    shown = _empty_table(*columns, "client\nmemory", "fits")
+    for row in table:
+        point, obstacles = row.point, row.obstacles(limits)
+        shown.add_row(
+            point.name,
+            operations_text(point.client_parameters),
+            *map(bytes_text, (point.client_bytes, point.server_bytes, point.activation_bytes)),
+            *map(operations_text, (point.client_flops, point.server_flops)),
+            bytes_text(point.client_memory),
+            f"not {', '.join(obstacles)}" if obstacles else "yes",
+            style="dim" if obstacles else None,
+        )
+    return shown
+
+
+def _bytes_table(table: Sequence[CutCosts], limits: Limits) -> Table:
+    shown = _empty_table(*table[0].round_bytes)
+    for row in table:
+        cells = ("-" if moved is None else bytes_text(moved) for moved in row.round_bytes.values())
+        shown.add_row(row.point.name, *cells, style="dim" if row.obstacles(limits) else None)
+    return shown
+
+
+def _empty_table(*columns: str) -> Table:
+    shown = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
+    shown.add_column("cut after", no_wrap=True)
+    for name in columns:
+        shown.add_column(name, justify="right", no_wrap=True)
+    return shown
+
+
+def as_json(table: Sequence[CutCosts], limits: Limits, algorithm: str) -> dict[str, Any]:
+    """The same as plain data."""
+    cuts = [
+        {
+            "name": row.point.name,
+            "client_parameters": row.point.client_parameters,
+            "server_parameters": row.point.server_parameters,
+            "client_bytes": row.point.client_bytes,
+            "server_bytes": row.point.server_bytes,
+            "activation_bytes": row.point.activation_bytes,
+            "client_flops": row.point.client_flops,
+            "server_flops": row.point.server_flops,
+            "client_memory": row.point.client_memory,
+            "round_bytes": row.round_bytes,
+            "obstacles": row.obstacles(limits),
+        }
+        for row in table
+    ]
+    return {"cuts": cuts, "recommendation": recommend(table, limits, algorithm)}

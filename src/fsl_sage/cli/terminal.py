@@ -1,0 +1,175 @@
+"""What a person sees in the terminal: the live display of a run, its summary, and the table of costs."""
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group
+from rich.live import Live
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from fsl_sage.config import Config
+from fsl_sage.records.plain_lines import PlainLines, describe, round_cells
+from fsl_sage.records.trackers import Tracker
+from fsl_sage.units import gib_text
+from fsl_sage.wire.ledger import GIB
+
+SHOWN = 12
+"""Rounds that the live table shows; earlier ones scroll away."""
+
+
+class Display(Tracker):
+    """A live table in a terminal; plain lines where the output goes to a file or a pipe."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.directory: Path | None = None
+        self._rows: list[list[str]] = []
+        self._live: Live | None = None
+        self._lines = PlainLines(lambda line: console.print(line, highlight=False, markup=False, soft_wrap=True))
+
+    def start(self, config: Config, directory: Path, done: list[dict[str, Any]]) -> None:
+        """Say what runs, and put up the table."""
+        self._config = config
+        self.directory = directory
+        if not self.console.is_terminal:
+            self._lines.start(config, directory, done)
+            return
+        self.console.print(f"[bold]{config.algorithm}[/] · {describe(config, len(done))}")
+        self.console.print(f"files in [bold]{escape(str(directory))}[/]", highlight=False)
+        self._rows = [_row(line) for line in done[-SHOWN:]]
+        self._bar = Progress(
+            SpinnerColumn(),
+            TextColumn("round {task.completed}/{task.total}"),
+            BarColumn(bar_width=None),
+            TimeElapsedColumn(),
+            TextColumn("left: {task.fields[left]}"),
+            console=self.console,
+        )
+        self._task = self._bar.add_task("rounds", total=config.rounds, completed=len(done), left="…")
+        self._live = Live(self._view(), console=self.console, refresh_per_second=4)
+        self._live.start()
+
+    def round(self, metrics: dict[str, Any]) -> None:
+        """One more row."""
+        if self._live is None:
+            self._lines.round(metrics)
+            return
+        self._rows.append(_row(metrics))
+        left = time_left(self._config, metrics)
+        self._bar.update(self._task, completed=metrics["round"] + 1, left=_duration(left))
+        self._live.update(self._view())
+
+    def finish(self, result: dict[str, Any]) -> None:
+        """Leave the last state on the screen."""
+        self.stop()
+
+    def stop(self) -> None:
+        """Take the live table down; may be called more than once."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _view(self) -> Group:
+        table = Table(box=None, padding=(0, 2), header_style="bold")
+        for name in ("round", "test accuracy", "test loss", "GiB moved", "fidelity (cosine)", "time"):
+            table.add_column(name, justify="right")
+        for row in self._rows[-SHOWN:]:
+            table.add_row(*row)
+        return Group(table, self._bar)
+
+
+def _row(metrics: dict[str, Any]) -> list[str]:
+    return [str(metrics["round"] + 1), *round_cells(metrics)]
+
+
+def time_left(config: Config, metrics: dict[str, Any]) -> float:
+    """Seconds until the first stop rule that can be foreseen, at the pace so far."""
+    done, elapsed = metrics["round"] + 1, metrics["elapsed_seconds"]
+    ends = [config.rounds / done]
+    if config.budget_gib is not None:
+        ends.append(config.budget_gib * GIB / metrics["bytes_paper"])
+    left = (min(ends) - 1) * elapsed
+    return max(0.0, min(left, config.max_seconds - elapsed) if config.max_seconds is not None else left)
+
+
+def _duration(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))
+
+
+def print_summary(console: Console, directory: Path, config: Config, result: dict[str, Any]) -> None:
+    """How the run ended and where its files are."""
+    table = Table(title="Result", title_justify="left", show_header=False, box=None, padding=(0, 2))
+    table.add_row("algorithm", config.algorithm)
+    table.add_row("ended", result["stopped"])
+    table.add_row("best accuracy", f"{result['best_accuracy']:.2%} (round {result['best_round'] + 1})")
+    table.add_row("final accuracy", f"{result['final_accuracy']:.2%}, loss {result['final_loss']:.3f}")
+    table.add_row(
+        "moved",
+        f"{gib_text(result['bytes_paper'])} by the paper's convention, {gib_text(result['bytes_total'])} in all",
+    )
+    if result["bytes_whole_models"] != result["bytes_paper"]:
+        table.add_row("", f"{gib_text(result['bytes_whole_models'])} if whole models travelled, as in the paper")
+    table.add_row("time", _duration(result["elapsed_seconds"]))
+    console.print()
+    console.print(table)
+    files = {"model": "model.safetensors", "metrics": "metrics.jsonl", "ledger": "ledger.csv", "figure": "accuracy.png"}
+    for name, file in files.items():  # outside of the table, which would cut off a long path
+        console.print(f"  {name:<16}{directory / file}", highlight=False, soft_wrap=True)
+
+
+def print_costs(
+    console: Console, costs: dict[str, dict[str, Any]], sizes: dict[str, dict[str, int]], config: Config
+) -> None:
+    """Sizes of the model's parts, and bytes of a round by algorithm, kind and direction."""
+    counted = (f"{part} {row['parameters_and_buffers']:,} ({row['trained']:,} trained)" for part, row in sizes.items())
+    console.print(f"Parameters and buffers: {', '.join(counted)}.", highlight=False)
+    if any(row["in_paper"] != row["parameters_and_buffers"] for row in sizes.values()):
+        paper = ", ".join(f"{part} {row['in_paper'] / 1e6:.1f} M" for part, row in sizes.items())
+        console.print(
+            f"With the causal masks that older code of GPT-2 held as buffers, as the paper counts: {paper}.",
+            highlight=False,
+        )
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("algorithm", style="bold")
+    table.add_column("kind")
+    table.add_column("up", justify="right")
+    table.add_column("down", justify="right")
+    for name, row in costs.items():
+        _add_cost(table, name, row)
+        if "by_kind_aligning" in row:
+            _add_cost(table, "  when it aligns", row, "_aligning")
+    bound = any(row["is_upper_bound"] for row in costs.values())
+    what = "Upper bounds on the bytes" if bound else "Bytes"
+    console.print(
+        f"{what} of a round: {config.model.name} on {config.data.name}, {config.clients} clients, "
+        f"batch {config.batch_size}, uploads every {config.upload_every} steps.",
+        highlight=False,
+    )
+    console.print(table)
+    once = max(row["bytes_first_download"] for row in costs.values())
+    console.print(
+        "By the paper's convention labels and the first download are left out; the latter, once for all clients, "
+        f"is {once:,} bytes at most.",
+        highlight=False,
+    )
+    if bound:
+        console.print(
+            f"Upper bounds, because the texts are not here: each is taken to have {config.data.sequence_length} "
+            "tokens. With --data.dir and a tokenizer the figures are exact.",
+            highlight=False,
+        )
+
+
+def _add_cost(table: Table, name: str, row: dict[str, Any], when: str = "") -> None:
+    for kind, ways in row[f"by_kind{when}"].items():
+        table.add_row(name, kind, *(f"{ways[way]:,}" if ways[way] else "" for way in ("up", "down")))
+        name = ""
+    paper, whole = row[f"bytes_paper{when}"], row[f"bytes_whole_models{when}"]
+    table.add_row("", "[bold]paper's convention", "", f"[bold]{paper:,}")
+    if whole != paper:
+        table.add_row("", "if whole models travelled", "", f"{whole:,}")
+    table.add_row("", "everything", "", f"{row[f'bytes_total{when}']:,}", end_section=True)

@@ -1,0 +1,35 @@
+"""What is known of a grid without training: whether its runs are possible, and what they will cost."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fsl_sage.compare.grid import Plan
+from fsl_sage.config import Config
+from fsl_sage.data import KNOWN_TEXTS
+from fsl_sage.engines.setup import make_dry_setup, pick_device
+from fsl_sage.experiment import run_cost
+
+
+def check_setups(plans: Sequence[Plan]) -> None:
+    """Refuse impossible models, data and sizes: one dry setup for all runs that have the same shapes."""
+    configs = [plan.config for plan in plans]
+    shapes = [replace(config, seed=0, data=replace(config.data, partition="iid", alpha=1.0)) for config in configs]
+    for config in dict.fromkeys(shapes):
+        pick_device(config.device)
+        make_dry_setup(config)
+
+
+def costs_of_runs(plans: Sequence[Plan]) -> list[dict[str, int]]:
+    """The rounds and bytes of each run, without training."""
+    known: dict[Config, dict[str, int]] = {}
+    found = []
+    for plan in plans:
+        config = plan.config
+        if config.cohort == 1 and config.data.name not in KNOWN_TEXTS:
+            # Neither who is drawn nor who holds which image changes a byte; texts differ in length.
+            data = replace(config.data, partition="iid", alpha=1.0)
+            config = replace(config, seed=0, data=data)
+        if config not in known:
+            known[config] = run_cost(config)
+        found.append(known[config])
+    return found

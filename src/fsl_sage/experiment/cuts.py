@@ -1,0 +1,185 @@
+"""Where to cut a model: what every cut costs, which cuts fit given limits, and which one to take."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+from torch.nn import Parameter
+
+from fsl_sage.config import Config
+from fsl_sage.engines.setup import META, build_model, data_sizes
+from fsl_sage.errors import InputError
+from fsl_sage.experiment.costs import cost
+from fsl_sage.models import is_language_model, is_trained_in_auxiliary, statistics_names, usual_auxiliary
+from fsl_sage.split import Analysis, AuxiliaryStates, CutPoint, SplitError, cut_points_of
+from fsl_sage.units import bytes_text
+from fsl_sage.wire.message import ACTIVATIONS, AUXILIARY, CLIENT_MODEL, CUT_GRADIENTS, nbytes
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a client can afford; None means no limit."""
+
+    client_memory: float | None = None
+    """Bytes of memory for a training step."""
+    uplink: float | None = None
+    """Bytes that a client may send in a round."""
+    client_flops: float | None = None
+    """Floating-point operations of a training step."""
+
+
+@dataclass(frozen=True)
+class CutCosts:
+    """A cut and what it costs."""
+
+    point: CutPoint
+    round_bytes: dict[str, int | None]
+    """Bytes of a round by algorithm; None where the cut allows no such auxiliary."""
+    sent: int | None
+    """Bytes that one client sends in a round of the configured algorithm."""
+
+    def obstacles(self, limits: Limits) -> list[str]:
+        """The limits that this cut exceeds: memory, uplink, FLOPs."""
+        wanted = {
+            "memory": (self.point.client_memory, limits.client_memory),
+            "uplink": (self.sent, limits.uplink),
+            "FLOPs": (self.point.client_flops, limits.client_flops),
+        }
+        return [name for name, (need, limit) in wanted.items() if limit is not None and (need is None or need > limit)]
+
+
+def cuts_of(config: Config) -> list[CutCosts]:
+    """Every cut of the configured model, in the model's order. All is computed on the meta device, without weights."""
+    sizes = data_sizes(config)
+    model = build_model(config, sizes, META)
+    analysis = Analysis(model, sizes.largest_example(config.batch_size, META))
+    points = cut_points_of(analysis)
+    if not points:
+        raise InputError(
+            f"--model.name {config.model.name} cannot be cut anywhere: its parameters are all in one module."
+        )
+    if config.model.cut is not None and config.model.cut not in {point.name for point in points}:
+        raise InputError(
+            f"--model.cut {config.model.cut} is not a cut of {config.model.name}: give one of {_names(points)}."
+        )
+    travelling = _Travelling(config, analysis)
+    travels = {point.name: travelling.at(point) for point in points}
+    # A round's bytes of each kind are in proportion to what travels, so the ledger of one cut where all kinds do, if
+    # there is one, gives those of all cuts.
+    known = max(travels, key=lambda name: sum(map(bool, travels[name].values())))
+    costs = cost(replace(config, model=replace(config.model, cut=known)))
+    return [_costs_at(config, costs, point, travels[point.name], travels[known]) for point in points]
+
+
+class _Travelling:
+    """The bytes of what travels, by the ledger's kinds; only those that depend on the cut."""
+
+    def __init__(self, config: Config, analysis: Analysis) -> None:
+        self._analysis = analysis
+        self._auxiliaries = AuxiliaryStates(analysis, config.model.auxiliary or usual_auxiliary(analysis.model))
+        self._config = config
+        local = config.model.batch_norm == "local"
+        self._stays = statistics_names(analysis.model) if local else frozenset()
+
+    def at(self, point: CutPoint) -> dict[str, int | None]:
+        """The bytes at one cut, by kind; None for an auxiliary that this cut does not allow."""
+        parts, _ = self._analysis.parts([point.name], tied="untie")
+        client = {name: self._analysis.tensors[name] for name in parts["client"] if name in self._analysis.saved}
+        return {
+            CLIENT_MODEL: self._averaged(client),
+            AUXILIARY: self._auxiliary(point.name),
+            ACTIVATIONS: sum(tensor.nbytes for tensor in point.tensors),
+            CUT_GRADIENTS: sum(tensor.nbytes for tensor in point.tensors if tensor.has_gradient),
+        }
+
+    def _auxiliary(self, cut: str) -> int | None:
+        try:
+            state = self._auxiliaries.at(cut)
+        except SplitError:
+            return None
+        return self._averaged(state) + (self._opened(state) if is_language_model(self._analysis.model) else 0)
+
+    def _opened(self, state: Mapping[str, Tensor]) -> int:
+        """Weights of a language model that are trained in its auxiliary alone."""
+        model, lora = self._analysis.model, self._config.lora
+        frozen = {name: x for name, x in state.items() if isinstance(x, Parameter) and not x.requires_grad}
+        return nbytes({name: x for name, x in frozen.items() if is_trained_in_auxiliary(model, lora, name)})
+
+    def _averaged(self, tensors: Mapping[str, Tensor]) -> int:
+        """Frozen weights stay where they are, and tied ones travel once."""
+        travel = (tensor for name, tensor in tensors.items() if name not in self._stays)
+        unique = {id(tensor): tensor for tensor in travel if tensor.requires_grad or not isinstance(tensor, Parameter)}
+        return sum(tensor.numel() * tensor.element_size() for tensor in unique.values())
+
+
+def _names(points: Sequence[CutPoint]) -> str:
+    return ", ".join(point.name for point in points)
+
+
+def _costs_at(
+    config: Config,
+    costs: dict[str, dict[str, Any]],
+    point: CutPoint,
+    here: Mapping[str, int | None],
+    there: Mapping[str, int | None],
+) -> CutCosts:
+    """The costs at `point`, scaled from those of a known cut.
+
+    Args:
+        config: The configuration; its algorithm decides what a client sends.
+        costs: The costs of the known cut, by algorithm.
+        point: The cut in question.
+        here: What travels at `point`, in bytes by kind.
+        there: What travels at the known cut.
+    """
+
+    def scaled(by_kind: dict[str, dict[str, int]], ways: Sequence[str]) -> int | None:
+        total = 0
+        for kind, table in by_kind.items():
+            size, reference = here.get(kind, 1), there.get(kind, 1)
+            if size is None or reference is None:
+                return None
+            total += sum(table[way] for way in ways) * size // (reference or 1)
+        return total
+
+    both = ("up", "down")
+    by_algorithm = {name: scaled(row["by_kind"], both) for name, row in costs.items() if name != "lazy-fsl-sage"}
+    if here[AUXILIARY] is None:
+        by_algorithm["fsl-sage"] = None
+    sent = scaled(costs[config.algorithm]["by_kind"], ("up",))
+    cohort = max(1, round(config.cohort * config.clients))
+    return CutCosts(point, by_algorithm, None if sent is None else sent // cohort)
+
+
+def best(cuts: Sequence[CutCosts], limits: Limits, algorithm: str) -> CutCosts | None:
+    """The cut that fits and moves the fewest bytes in a round; among equals, the one with the fewest client FLOPs."""
+    fitting = [each for each in _possible(cuts, algorithm) if not each.obstacles(limits)]
+    moved = _column(algorithm)
+    return min(fitting, key=lambda each: (each.round_bytes[moved] or 0, each.point.client_flops), default=None)
+
+
+def _column(algorithm: str) -> str:
+    return "fsl-sage" if algorithm == "lazy-fsl-sage" else algorithm
+
+
+def _possible(cuts: Sequence[CutCosts], algorithm: str) -> list[CutCosts]:
+    """The cuts with an auxiliary and with something to train at the client."""
+    moved = _column(algorithm)
+    return [each for each in cuts if each.round_bytes[moved] is not None and each.point.client_trainable_bytes]
+
+
+def recommend(cuts: Sequence[CutCosts], limits: Limits, algorithm: str) -> str:
+    """The cut to take, and why, in a sentence or two."""
+    possible, chosen = _possible(cuts, algorithm), best(cuts, limits, algorithm)
+    if chosen is None:
+        least = min(possible or cuts, key=lambda each: len(each.obstacles(limits)))
+        broken = " and ".join(least.obstacles(limits)) or "its auxiliary"
+        return f"No cut fits these limits; {least.point.name} comes closest, it only breaks {broken}."
+    out = sum(bool(each.obstacles(limits)) for each in possible)
+    among = f"Of the {len(possible) - out} cuts that fit ({out} do not)" if out else f"Of {len(possible)} cuts"
+    moved = chosen.round_bytes[_column(algorithm)] or 0
+    return (
+        f"Recommended: {chosen.point.name}. {among} a round of {algorithm} moves the fewest bytes there, "
+        f"{bytes_text(moved)}; a client's step needs {bytes_text(chosen.point.client_memory)} of memory."
+    )

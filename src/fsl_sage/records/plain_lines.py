@@ -1,0 +1,56 @@
+"""A run's progress as plain lines of text: for logs, files and pipes."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fsl_sage.config import Config
+from fsl_sage.records.trackers import Tracker
+from fsl_sage.wire.ledger import GIB
+
+
+def print_line(line: str) -> None:
+    """Print a line at once: who reads a log wants to see the newest round."""
+    print(line, flush=True)
+
+
+class PlainLines(Tracker):
+    """What runs and where its files are, then one line a round."""
+
+    def __init__(self, write: Callable[[str], None] = print_line) -> None:
+        self._write = write
+        self._rounds = 0
+
+    def start(self, config: Config, directory: Path, done: list[dict[str, Any]]) -> None:
+        """Say what runs."""
+        self._rounds = config.rounds
+        self._write(f"{config.algorithm} · {describe(config, len(done))}")
+        self._write(f"files in {directory}")
+
+    def round(self, metrics: dict[str, Any]) -> None:
+        """One line."""
+        names = ("accuracy", "loss", "GiB", "fidelity", "time")
+        values = "  ".join(f"{name} {value}" for name, value in zip(names, round_cells(metrics), strict=True))
+        self._write(f"round {metrics['round'] + 1}/{self._rounds}  {values}")
+
+
+def describe(config: Config, done: int) -> str:
+    """What runs beside the algorithm: the model, the data, the clients; `done` rounds were there before."""
+    again = f", going on after {done} rounds" if done else ""
+    return (
+        f"{config.model.name} on {config.data.name} ({config.data.partition}) · "
+        f"{config.clients} clients, batch {config.batch_size} · up to {config.rounds} rounds{again}"
+    )
+
+
+def round_cells(metrics: dict[str, Any]) -> list[str]:
+    """A round for people: accuracy, loss, GiB moved so far, fidelity (before → after an alignment), time."""
+    before, after = metrics["fidelity_cosine"], metrics["fidelity_cosine_seen"]
+    fidelity = "-" if before is None else f"{before:.2f}" + ("" if after is None else f" → {after:.2f}")
+    return [
+        f"{metrics['test_accuracy']:.1%}",
+        f"{metrics['test_loss']:.3f}",
+        f"{metrics['bytes_paper'] / GIB:.3f}",
+        fidelity,
+        f"{metrics['seconds']:.1f} s",
+    ]

@@ -1,0 +1,35 @@
+"""The cuts of a model as they are shown."""
+
+import json
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from fsl_sage.cli.cuts import as_json, print_cuts
+from fsl_sage.cli.cuts_figure import cuts_figure
+from fsl_sage.config import Config, ModelConfig
+from fsl_sage.experiment.cuts import Limits, cuts_of
+
+SMALL = Config(model=ModelConfig(name="small-cnn"))
+
+
+@pytest.fixture(scope="module")
+def table():
+    return cuts_of(SMALL)
+
+
+def test_as_plain_data_and_as_a_figure(table, tmp_path):
+    assert len(json.loads(json.dumps(as_json(table, Limits(), "fsl-sage")))["cuts"]) == len(table)
+    for limits in (Limits(), Limits(client_memory=5e6), Limits(client_memory=1)):
+        cuts_figure(tmp_path / "cuts.png", SMALL, table, limits)
+    assert (tmp_path / "cuts.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_no_number_is_cut_off_on_a_narrow_terminal(table):
+    console = Console(file=StringIO(), width=40)
+    print_cuts(console, SMALL, table, Limits(uplink=1))
+    printed = console.file.getvalue()
+    assert "…" not in printed
+    (line,) = [line for line in printed.splitlines() if line.startswith("block2 ") and "uplink" in line]
+    assert " ".join(line.split()) == "block2 19.5 k 78.7 kB 302 kB 16.4 kB 255 M 227 M 5.29 MB not uplink"

@@ -1,0 +1,61 @@
+"""What a person sees of a run."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from fsl_sage.cli.terminal import Display, time_left
+from fsl_sage.config import Config
+
+ROUND = {
+    "round": 1,
+    "test_accuracy": 0.254,
+    "test_loss": 2.1234,
+    "bytes_paper": 2**29,
+    "fidelity_cosine": 0.5,
+    "fidelity_cosine_seen": None,
+    "seconds": 1.26,
+    "elapsed_seconds": 4.0,
+}
+
+
+def shown(terminal):
+    out = io.StringIO()
+    display = Display(Console(file=out, width=100, height=30, force_terminal=terminal))
+    try:
+        display.start(Config(rounds=4), Path("runs/a [b]"), [{**ROUND, "round": 0}])
+        display.round(ROUND)
+        display.finish({})
+    finally:
+        display.stop()
+    return out.getvalue()
+
+
+def test_a_file_gets_plain_lines():
+    lines = shown(terminal=False).splitlines()
+    assert lines[1] == "files in runs/a [b]"
+    assert lines[2] == "round 2/4  accuracy 25.4%  loss 2.123  GiB 0.500  fidelity 0.50  time 1.3 s"
+    assert len(lines) == 3
+
+
+def test_a_terminal_gets_a_table_with_the_rounds_before():
+    text = shown(terminal=True)
+    assert "test accuracy" in text
+    assert text.count("25.4%") >= 2
+    assert "round 2/4" in text
+    assert "runs/a [b]" in text  # a directory's name is no markup
+
+
+@pytest.mark.parametrize(
+    ("options", "seconds"),
+    [
+        ({"rounds": 4}, 4.0),
+        ({"rounds": 4, "budget_gib": 0.75}, 2.0),
+        ({"rounds": 4, "max_seconds": 5.0}, 1.0),
+        ({"rounds": 2}, 0.0),
+    ],
+)
+def test_the_time_left_is_that_of_the_first_stop_rule(options, seconds):
+    assert time_left(Config(**options), ROUND) == pytest.approx(seconds)

@@ -1,0 +1,151 @@
+"""A comparison over a Ray cluster: whole runs on its machines, their files here, and no run lost with a machine."""
+
+import os
+import signal
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("ray")
+
+import ray
+from ray.exceptions import RayActorError
+
+from fsl_sage.compare import on_ray
+from fsl_sage.compare.grid import Grid, plan_runs
+from fsl_sage.compare.grid_run import Watcher
+from fsl_sage.compare.on_ray import RemoteRun, Seat, read_files, write_files
+from fsl_sage.compare.placement import place
+from fsl_sage.compare.scheduler import prepare, run_grid
+from fsl_sage.config import Config, load_preset
+from fsl_sage.errors import InputError
+from fsl_sage.experiment import run
+from fsl_sage.records.run_directory import RunDirectory
+from tests.compare.small_grid import PRESET
+from tests.ray_nodes import two_nodes
+from tests.test_experiment import assert_same_run
+
+
+@pytest.fixture(scope="module")
+def address():
+    with two_nodes(cpus=1) as address:
+        yield address
+
+
+@pytest.mark.slow
+def test_runs_over_two_nodes_one_of_which_dies(tmp_path, address):
+    preset = tmp_path / "preset.toml"
+    preset.write_text(PRESET)
+    config = replace(load_preset(preset), rounds=20, engine="ray", ray_address=address)
+    plain = replace(config, engine="local", ray_address=None)
+    runs = prepare(plan_runs(plain, Grid(algorithms=("cse-fsl",), seeds=(1, 2))), tmp_path / "grid")
+    started, nodes, killed = [], set(), []
+
+    class Watching(Watcher):
+        """Kills the place of a run, with kill -9, when its first round has come back."""
+
+        def moved(self, run):
+            seats = [running._seat for running in started]
+            if len(seats) == 2 and not killed:
+                nodes.update(ray.get([seat.__ray_call__.remote(where) for seat in seats]))
+                killed.append(ray.get(seats[runs.index(run)].__ray_call__.remote(lambda self: os.getpid())))
+                os.kill(killed[0], signal.SIGKILL)
+
+    with place(config, len(runs), None) as (at_once, workers, start):
+        assert (at_once, workers) == (2, 1)
+
+        def note(run, workers):
+            started.append(start(run, workers))
+            return started[-1]
+
+        run_grid(runs, at_once, workers, note, Watching())
+    assert not ray.is_initialized()
+    assert len(nodes) == 2
+    assert sorted(running._tries for running in started) == [1, 2]
+    assert [run.state for run in runs] == ["finished", "finished"]
+    for each in runs:
+        alone = run(replace(each.plan.config, out=tmp_path / "alone" / each.plan.name)).directory
+        assert_same_run(each.directory.path, alone)
+        names = {file.name for file in each.directory.path.iterdir()}
+        assert names == {file.name for file in alone.iterdir()} | {"run.log"}
+
+
+def test_a_run_that_is_lost_after_its_end_is_finished(tiny, monkeypatch):
+    """Its machine went when all had come back but the exit code: to start it again would be an error."""
+    directory = RunDirectory(run(tiny(algorithm="fedavg", rounds=1)).directory)
+
+    class Lost:
+        start = news = leave = SimpleNamespace(remote=lambda *_: "never answered")
+
+    def get(_):
+        raise RayActorError
+
+    monkeypatch.setattr(on_ray.ray, "wait", lambda refs, timeout: (refs, []))
+    monkeypatch.setattr(on_ray.ray, "kill", lambda _: None)
+    monkeypatch.setattr(on_ray.ray, "get", get)
+    assert RemoteRun(SimpleNamespace(remote=Lost), directory, 1).poll() == 0
+
+
+def where(self):
+    return ray.get_runtime_context().get_node_id()
+
+
+@pytest.mark.parametrize(
+    ("cpus", "gpus", "options", "runs", "jobs", "expected"),
+    [
+        ([8, 8], 0, {}, 100, None, (16, 1, 0)),
+        ([8, 8], 0, {}, 2, None, (2, 8, 0)),
+        ([8, 2], 0, {}, 2, None, (2, 2, 0)),  # a share must fit on the smallest machine
+        ([8, 8], 0, {"threads": 2}, 100, 3, (3, 2, 0)),
+        ([8, 8], 0, {"workers": 3}, 100, None, (4, 3, 0)),
+        ([8, 8], 1, {}, 100, None, (2, 1, 1)),
+        ([8, 8], 1, {"device": "cpu"}, 100, None, (16, 1, 0)),
+        ([8, 8], 1, {"ray_num_gpus": 0.5}, 100, None, (4, 1, 0.5)),
+    ],
+)
+def test_runs_share_the_cluster(monkeypatch, cpus, gpus, options, runs, jobs, expected):
+    nodes = [{"Alive": True, "Resources": {"CPU": float(cpu), "GPU": float(gpus)}} for cpu in cpus]
+    monkeypatch.setattr(on_ray.ray, "nodes", lambda: [*nodes, {"Alive": False, "Resources": {"CPU": 99.0}}])
+    assert on_ray._fit(Config(**options), runs, jobs) == expected
+
+
+def test_a_run_that_fits_on_no_machine_is_refused(monkeypatch):
+    monkeypatch.setattr(on_ray.ray, "nodes", lambda: [{"Alive": True, "Resources": {"CPU": 4.0}}])
+    with pytest.raises(InputError, match=r"--workers 5 with --threads 1 does not fit on a machine .* 4 CPUs"):
+        on_ray._fit(Config(workers=5), 1, None)
+
+
+def test_what_depends_on_other_files_is_read_first_and_written_last(tmp_path, monkeypatch):
+    names = ["a.png", "checkpoint.safetensors", "metrics.jsonl", "result.json", "tensorboard/events"]
+    files = {name: name.encode() for name in names}
+    written = []
+    write = on_ray.write_bytes
+    monkeypatch.setattr(on_ray, "write_bytes", lambda path, content: (written.append(path.name), write(path, content)))
+    write_files(tmp_path, files)
+    assert written == ["a.png", "metrics.jsonl", "events", "checkpoint.safetensors", "result.json"]
+    (tmp_path / "metrics.jsonl.part").write_bytes(b"half")
+    assert list(read_files(tmp_path))[:2] == ["checkpoint.safetensors", "result.json"]
+    assert read_files(tmp_path) == files
+    write_files(tmp_path, {"a.png": None, "never.there": None})
+    assert "a.png" not in read_files(tmp_path)
+
+
+def test_a_new_checkpoint_brings_everything_along(tmp_path):
+    """Else what came before it, between two looks, would be missing beside it."""
+    seat = Seat()
+    seat._path, seat._process = tmp_path, Ended()
+    write_files(tmp_path, {"metrics.jsonl": b"1\n", "checkpoint.safetensors": b"1"})
+    seat._known = on_ray._marks(tmp_path)
+    assert seat.news() == ({}, 0)
+    write_files(tmp_path, {"metrics.jsonl": b"1\n2\n"})
+    assert seat.news() == ({"metrics.jsonl": b"1\n2\n"}, 0)
+    write_files(tmp_path, {"checkpoint.safetensors": b"2"})
+    assert seat.news()[0] == {"metrics.jsonl": b"1\n2\n", "checkpoint.safetensors": b"2"}
+    write_files(tmp_path, {"checkpoint.safetensors": None})
+    assert seat.news()[0] == {"checkpoint.safetensors": None}
+
+
+class Ended:
+    def poll(self):
+        return 0

@@ -1,0 +1,99 @@
+"""Running a grid: what is finished, interrupted, failed or another run."""
+
+from dataclasses import replace
+
+import pytest
+
+from fsl_sage.compare import compare
+from fsl_sage.compare.grid_run import Watcher
+from fsl_sage.compare.placement import start_here
+from fsl_sage.compare.scheduler import locked, run_grid
+from fsl_sage.config import load_preset
+from fsl_sage.errors import InputError
+from fsl_sage.records.run_directory import RunDirectory
+from tests.compare.small_grid import grid_of, processes_of
+from tests.report.made_up import write_run
+
+
+class Interrupting(Watcher):
+    """A person who presses Ctrl-C after the first round."""
+
+    def moved(self, run):
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_stops_the_runs_which_can_go_on(preset, tmp_path):
+    runs = grid_of(preset, tmp_path / "grid", algorithms=("cse-fsl",), vary={"rounds": (1000,)})
+    with pytest.raises(KeyboardInterrupt):
+        run_grid(runs, 1, 1, start_here, Interrupting())
+    assert processes_of(tmp_path) == []
+    assert [each.state for each in runs] == ["waiting"]
+    (again,) = grid_of(preset, tmp_path / "grid", algorithms=("cse-fsl",), vary={"rounds": (1000,)})
+    assert again.state == "waiting"
+    assert again.last["round"] >= 0
+
+
+def test_a_failed_run_does_not_stop_the_rest(preset, tmp_path):
+    vary = {"rounds": (1,), "optimizer.name": ("sgd",), "optimizer.lr": (1e30, 0.01)}
+    runs = grid_of(preset, tmp_path / "grid", algorithms=("cse-fsl",), vary=vary)
+    told = []
+
+    class Listening(Watcher):
+        def changed(self, run):
+            told.append((run.plan.name, run.state))
+
+    run_grid(runs, 1, 1, start_here, Listening())
+    assert [run.state for run in runs] == ["failed", "finished"]
+    assert "The loss of client 0 became nan in round 0" in runs[0].error
+    ends = (("running", "failed"), ("running", "finished"))
+    assert told == [(run.plan.name, state) for run, states in zip(runs, ends, strict=True) for state in states]
+
+
+def test_a_directory_that_holds_another_run_is_refused(preset, tmp_path):
+    name = grid_of(preset, tmp_path)[0].plan.name
+    write_run(tmp_path / name, replace(load_preset(preset), rounds=7))
+    with pytest.raises(InputError, match=f"{name} holds a run with other options .--rounds 7, not 2.: give another"):
+        grid_of(preset, tmp_path)
+
+
+def test_a_run_that_differs_in_what_its_algorithm_does_not_know_is_the_same(preset, tmp_path):
+    base = load_preset(preset)
+    held = replace(base, alignment=replace(base.alignment, steps=base.alignment.steps + 1))
+    for algorithm in ("cse-fsl", "fedavg", "fsl-sage"):
+        (each,) = grid_of(preset, tmp_path, algorithms=(algorithm,), seeds=(1,))
+        write_run(tmp_path / each.plan.name, replace(held, algorithm=algorithm, seed=1))
+        if algorithm == "fsl-sage":
+            with pytest.raises(InputError, match=r"holds a run with other options .--alignment\.steps"):
+                grid_of(preset, tmp_path, algorithms=(algorithm,), seeds=(1,))
+        else:
+            grid_of(preset, tmp_path, algorithms=(algorithm,), seeds=(1,))
+
+
+def test_a_directory_whose_run_never_began_is_taken_over(preset, tmp_path):
+    name = grid_of(preset, tmp_path)[0].plan.name
+    RunDirectory.create(replace(load_preset(preset), rounds=7, out=tmp_path / name))
+    assert grid_of(preset, tmp_path)[0].state == "waiting"
+    assert not (tmp_path / name).exists()
+
+
+def test_a_finished_run_is_not_run_again(preset, tmp_path):
+    name = grid_of(preset, tmp_path)[0].plan.name
+    write_run(tmp_path / name, load_preset(preset))
+    runs = grid_of(preset, tmp_path)
+    run_grid(runs, 1, 1, start_here, Watcher())
+    assert [each.state for each in runs] == ["finished"]
+    assert not (tmp_path / name / "run.log").exists()
+
+
+def test_a_second_comparison_in_the_same_folder_is_refused(preset, tmp_path):
+    fcntl = pytest.importorskip("fcntl")
+    with open(tmp_path / ".lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        begun = RunDirectory.create(replace(load_preset(preset), rounds=7, out=tmp_path / "fsl-sage_iid_seed0"))
+        with pytest.raises(InputError, match="Another comparison is running"), locked(tmp_path):
+            pass
+        with pytest.raises(InputError, match="Another comparison is running"):
+            compare(load_preset(preset), out=tmp_path)
+        assert begun.config().rounds == 7  # a run in its first round is not taken for one that never began
+    with locked(tmp_path):
+        pass

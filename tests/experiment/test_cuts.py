@@ -1,0 +1,106 @@
+"""What every cut of a model costs, and which one is recommended."""
+
+from dataclasses import replace
+
+import pytest
+from torch import nn
+
+from fsl_sage.config import Config, ModelConfig, load_preset
+from fsl_sage.errors import InputError
+from fsl_sage.experiment import cost
+from fsl_sage.experiment.cuts import Limits, cuts_of, recommend
+from fsl_sage.models import MODELS
+from fsl_sage.split import SplitError
+
+SMALL = Config(model=ModelConfig(name="small-cnn"))
+
+
+@pytest.fixture(scope="module")
+def table():
+    return cuts_of(SMALL)
+
+
+def assert_bytes_are_those_of_the_cost(config, table):
+    """Each row's bytes, and what a client sends, against the ledger of a dry run at its cut."""
+    for row in table:
+        here = replace(config, model=replace(config.model, cut=row.point.name))
+        if row.round_bytes["fsl-sage"] is None:
+            with pytest.raises(SplitError, match="auxiliary"):
+                cost(here)
+            continue
+        expected = cost(here)
+        for algorithm, moved in row.round_bytes.items():
+            assert moved == expected[algorithm]["bytes_total"], (row.point.name, algorithm)
+        up = sum(ways["up"] for ways in expected[config.algorithm]["by_kind"].values())
+        assert row.sent == up // config.clients
+
+
+@pytest.mark.parametrize("auxiliary", ["blocks:1", "linear", "full", "20%"])
+def test_bytes_of_every_cut_are_those_of_the_cost_there(auxiliary):
+    config = replace(SMALL, model=replace(SMALL.model, auxiliary=auxiliary))
+    table = cuts_of(config)
+    assert len(table) > 8
+    assert_bytes_are_those_of_the_cost(config, table)
+
+
+def test_bytes_of_cuts_of_resnet18_are_those_of_the_cost_there():
+    assert_bytes_are_those_of_the_cost(Config(), cuts_of(Config())[3::16])
+
+
+def test_statistics_that_stay_local_do_not_count():
+    config = replace(SMALL, model=replace(SMALL.model, batch_norm="local"))
+    assert_bytes_are_those_of_the_cost(config, cuts_of(config))
+
+
+def vit(classes, channels):
+    from transformers import ViTConfig, ViTForImageClassification
+
+    small = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 24}
+    return ViTForImageClassification(
+        ViTConfig(**small, image_size=32, patch_size=8, num_labels=classes, num_channels=channels)
+    )
+
+
+def with_frozen_start(classes, channels):
+    model = vit(classes, channels)
+    model.vit.embeddings.requires_grad_(False)
+    model.vit.layers[0].requires_grad_(False)
+    return model
+
+
+@pytest.mark.parametrize("factory", [vit, with_frozen_start])
+def test_bytes_of_a_transformers_cuts_are_those_of_the_cost_there(factory, monkeypatch):
+    monkeypatch.setitem(MODELS, "own", factory)
+    config = Config(model=ModelConfig(name="own"))
+    table = cuts_of(config)
+    assert {"vit.embeddings", "vit.layers.0", "vit.layers.1"} <= {row.point.name for row in table}
+    assert_bytes_are_those_of_the_cost(config, table[1::4])
+
+
+def test_a_model_that_cannot_be_cut_is_refused(monkeypatch):
+    monkeypatch.setitem(MODELS, "own", lambda classes, channels: nn.Sequential(nn.Flatten(), nn.Linear(3072, classes)))
+    with pytest.raises(InputError, match="own cannot be cut anywhere"):
+        cuts_of(Config(model=ModelConfig(name="own")))
+
+
+def test_facts_of_resnet18_at_the_papers_cut():
+    (row,) = [row for row in cuts_of(load_preset("paper")) if row.point.name == "layer2"]
+    assert row.point.client_parameters == 683_072
+    assert row.point.client_bytes == 2_740_048
+    assert row.point.server_bytes == 42_025_080
+    assert row.point.activation_bytes == 8192
+    labels = 10 * 4 * 256 * 8
+    assert row.round_bytes["cse-fsl"] == 307_075_200 + labels
+
+
+def test_limits_mark_what_fits_and_the_recommendation_says_why(table):
+    free = recommend(table, Limits(), "fsl-sage")
+    assert "Recommended: block3.conv" in free
+    memory = sorted(row.point.client_memory for row in table)[3]
+    limited = Limits(client_memory=memory)
+    fitting = [row for row in table if not row.obstacles(limited)]
+    assert {row.point.client_memory <= memory for row in fitting} == {True}
+    assert "do not" in recommend(table, limited, "fsl-sage")
+    nothing = recommend(table, Limits(client_memory=1, client_flops=1), "fsl-sage")
+    assert nothing.startswith("No cut fits")
+    assert table[0].obstacles(Limits(uplink=1)) == ["uplink"]
