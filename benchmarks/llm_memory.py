@@ -32,8 +32,8 @@ from fsl_sage.alignment.passes import Passes
 from fsl_sage.config import Config, DataConfig, LoRAConfig, ModelConfig
 from fsl_sage.engines.one_side import load_side
 from fsl_sage.models import make_base_model, make_language_model
+from fsl_sage.problems.texts.language_modelling import LanguageModelling
 from fsl_sage.split import twice_differentiable_attention
-from fsl_sage.tasks import LanguageModelling
 
 THREADS = 1
 Step = Callable[[], object]

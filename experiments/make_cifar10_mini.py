@@ -1,4 +1,4 @@
-"""Makes src/fsl_sage/data/cifar10_mini.npz, the images that come with the package, from the whole of CIFAR-10.
+"""Makes cifar10_mini.npz in src/fsl_sage/problems/images, the images of the package, from the whole of CIFAR-10.
 
     python experiments/make_cifar10_mini.py [DATA_DIRECTORY]
 
@@ -10,8 +10,9 @@ from pathlib import Path
 
 import torch
 
-from fsl_sage.data import Images, load_images
-from fsl_sage.data.mini import MINI_PATH, read_mini, write_mini
+from fsl_sage.problems.images.images import Images
+from fsl_sage.problems.images.mini import MINI_PATH, read_mini, write_mini
+from fsl_sage.problems.images.sources import load_images
 
 
 def first_of_each_class(images: Images, count: int) -> Images:

@@ -21,8 +21,7 @@ FLOORS = [
     {"roles"},
     {"alignment", "clock", "records"},
     {"wire"},
-    {"problems", "tasks"},
-    {"data"},
+    {"problems"},
     {"split"},
     {"models"},
     {"config"},
@@ -30,11 +29,6 @@ FLOORS = [
     {"errors", "optimizers", "precision", "seeding"},
 ]
 FLOORS_OF_SPLIT = [{"__init__"}, {"auxiliaries", "costs"}, {"parts"}, {"plan"}, {"trace"}, {"errors"}]
-
-# (importing module, room that it imports although the order says no): why.
-EXCEPTIONS = {
-    ("models.language", "data"): "a model may be named as the one that `fsl-sage data get` downloads; data knows where",
-}
 
 
 def imports_of(file: Path) -> Iterator[str]:
@@ -87,12 +81,7 @@ def against_the_order() -> set[tuple[str, str]]:
 
 
 def test_no_import_goes_up() -> None:
-    found = against_the_order()
-    assert found - EXCEPTIONS.keys() == set(), "these import a room that is not below them"
-
-
-def test_every_exception_is_still_needed() -> None:
-    assert EXCEPTIONS.keys() - against_the_order() == set(), "these import nothing against the order any more"
+    assert against_the_order() == set(), "these import a room that is not below them"
 
 
 @pytest.mark.parametrize(("room", "allowed"), [("wire", {"errors", "seeding", "units"}), ("units", {"errors"})])

@@ -5,9 +5,9 @@ import torch
 from torch.nn import functional as F
 
 from fsl_sage.config import Config
-from fsl_sage.data import batch_indices
 from fsl_sage.engines.setup import build_model, make_setup
 from fsl_sage.experiment import run
+from fsl_sage.problems.batches import batch_indices
 from fsl_sage.records.files import load_tensors
 from fsl_sage.seeding import generator
 

@@ -4,8 +4,8 @@ from torch import nn
 
 from fsl_sage.alignment.dataset import Upload
 from fsl_sage.alignment.passes import Passes
-from fsl_sage.data import ImageData, Images
-from fsl_sage.tasks import Classification
+from fsl_sage.problems.images.classification import Classification
+from fsl_sage.problems.images.images import ImageData, Images
 
 
 @pytest.fixture

@@ -9,8 +9,7 @@ import pytest
 from fsl_sage.compare.dry import costs_of_runs
 from fsl_sage.compare.grid import load_grid, plan_runs
 from fsl_sage.config import load_preset
-from fsl_sage.data import SMOLLM2
-from fsl_sage.models.language import model_path
+from fsl_sage.models.language import SMOLLM2, model_path
 from fsl_sage.report.load import load_runs
 from fsl_sage.report.study import make_study
 from fsl_sage.report.tables import make_tables

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from fsl_sage.config import Config, LoRAConfig, from_dict
-from fsl_sage.data import TextSizes, load_e2e
 from fsl_sage.engines.setup import build_parts
 from fsl_sage.errors import InputError
 from fsl_sage.models import (
@@ -20,10 +19,13 @@ from fsl_sage.models import (
     save_adapters,
     tokenizer_path,
 )
+from fsl_sage.problems.base import Batch
+from fsl_sage.problems.texts.e2e import load_e2e
+from fsl_sage.problems.texts.language_modelling import LanguageModelling
+from fsl_sage.problems.texts.texts import TextSizes
 from fsl_sage.roles.replica import Slots, frozen_bytes
 from fsl_sage.roles.work import Workbench
 from fsl_sage.split import split_model
-from fsl_sage.tasks import Batch, LanguageModelling
 from tests.texts import BLOCKS, FAMILIES, SHARED, needs_e2e, save_model
 
 CPU, META = torch.device("cpu"), torch.device("meta")

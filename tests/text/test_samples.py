@@ -9,8 +9,8 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from fsl_sage.config import Config, DataConfig
-from fsl_sage.data import Meaning
 from fsl_sage.errors import InputError
+from fsl_sage.problems.texts.e2e import Meaning
 from fsl_sage.text import samples as samples_module
 from fsl_sage.text.generate import Decoding
 from fsl_sage.text.samples import (

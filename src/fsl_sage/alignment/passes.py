@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fsl_sage.models.norm import batch_statistics
-from fsl_sage.tasks import Task
+from fsl_sage.problems.base import Task
 
 Smash = tuple[Tensor, ...]
 """The boundary tensors z_f of a cut, [B, *cut] each; the cut gradients z_b have the same form."""

@@ -33,10 +33,11 @@ from fsl_sage.cli.terminal import Display, print_costs, print_summary
 from fsl_sage.compare.comparison import compare, plan_grid
 from fsl_sage.compare.dry import costs_of_runs
 from fsl_sage.config import Config, option
-from fsl_sage.data import SMOLLM2, fetch
 from fsl_sage.errors import InputError, MissingExtra
 from fsl_sage.experiment import Result, cost, part_sizes, resume, run
 from fsl_sage.experiment.cuts import Limits, cuts_of
+from fsl_sage.models.language import SMOLLM2
+from fsl_sage.problems.sources import fetch
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.report.write import write_report
 from fsl_sage.text.samples import SHOWN, make_samples, score_samples, write_samples

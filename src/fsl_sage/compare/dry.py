@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from fsl_sage.compare.grid import Plan
 from fsl_sage.config import Config
-from fsl_sage.data import KNOWN_TEXTS
 from fsl_sage.engines.setup import make_dry_setup, pick_device
 from fsl_sage.experiment import run_cost
+from fsl_sage.problems.texts.texts import KNOWN_TEXTS
 
 
 def check_setups(plans: Sequence[Plan]) -> None:

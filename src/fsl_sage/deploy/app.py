@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 
 from fsl_sage.config import Config
-from fsl_sage.data import Images
 from fsl_sage.engines.flower.agreement import Agreement, check, write_agreement
 from fsl_sage.engines.flower.site_data import load_server_data
 from fsl_sage.engines.setup import divide
 from fsl_sage.errors import InputError
 from fsl_sage.models import check_model_name
+from fsl_sage.problems.images.images import Images
 
 PACKAGE = "fsl_sage_app"
 

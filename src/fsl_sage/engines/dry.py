@@ -14,11 +14,11 @@ from fsl_sage.alignment.fidelity import Fidelity
 from fsl_sage.alignment.passes import Smash
 from fsl_sage.engines.base import Delivery, Engine, Replies, Setup, advance
 from fsl_sage.engines.server import HostedServer, NoServer
+from fsl_sage.problems.base import Batch
 from fsl_sage.roles.client import local_batch_sizes, local_order
 from fsl_sage.roles.protocols import ClientRole, Parts, SServerRole, Update
 from fsl_sage.roles.work import boundary
 from fsl_sage.split import boundary_shapes
-from fsl_sage.tasks import Batch
 from fsl_sage.wire.link import Link
 from fsl_sage.wire.message import AUXILIARY, Message, Tensors
 

@@ -13,10 +13,10 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from fsl_sage.config import Config
-from fsl_sage.data import TextSizes
 from fsl_sage.engines.setup import META, build_model, cut_model
 from fsl_sage.errors import InputError
 from fsl_sage.models.language import draw_adapters, model_path
+from fsl_sage.problems.texts.texts import TextSizes
 from fsl_sage.seeding import derive
 from fsl_sage.split.trace.skeleton import holder_and_attribute, named_tensors, set_tensor
 

@@ -10,20 +10,6 @@ from torch import Tensor, nn
 
 from fsl_sage.algorithms import Algorithm, make_algorithm
 from fsl_sage.config import Config, DataConfig, ModelConfig
-from fsl_sage.data import (
-    KNOWN_SIZES,
-    KNOWN_TEXTS,
-    ImageData,
-    Images,
-    Sizes,
-    TextData,
-    TextSizes,
-    client_sizes,
-    find_e2e,
-    load_e2e,
-    load_images,
-    partition,
-)
 from fsl_sage.engines.base import Setup
 from fsl_sage.errors import InputError
 from fsl_sage.models import (
@@ -40,13 +26,20 @@ from fsl_sage.models import (
     usual_cut,
 )
 from fsl_sage.precision import dtype_of
+from fsl_sage.problems.base import Task
+from fsl_sage.problems.images.classification import Classification
+from fsl_sage.problems.images.images import KNOWN_SIZES, ImageData, Images, Sizes
+from fsl_sage.problems.images.sources import load_images
+from fsl_sage.problems.partition import client_sizes, partition
+from fsl_sage.problems.texts.e2e import find_e2e, load_e2e
+from fsl_sage.problems.texts.language_modelling import LanguageModelling
+from fsl_sage.problems.texts.texts import KNOWN_TEXTS, TextData, TextSizes
 from fsl_sage.roles.client import local_batch_sizes
 from fsl_sage.roles.f_server import client_weights
 from fsl_sage.roles.replica import Slots
 from fsl_sage.roles.work import Settings, draws_in_forward
 from fsl_sage.seeding import derive, numpy_generator
 from fsl_sage.split import Analysis, auxiliary, split_model
-from fsl_sage.tasks import Classification, LanguageModelling, Task
 
 META = torch.device("meta")
 LANGUAGE_SMOOTHING = 0.1

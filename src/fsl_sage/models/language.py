@@ -21,10 +21,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fsl_sage.config import LoRAConfig
-from fsl_sage.data import SMOLLM2
-from fsl_sage.data.sources import data_directory
+from fsl_sage.config.directories import data_directory
 from fsl_sage.errors import InputError, MissingExtra
 
+SMOLLM2 = "smollm2-135m"
+"""A small pretrained model that `fsl-sage data get` fetches."""
 ADAPTER = "default"
 """peft's name of the adapter, which stands in the names of its weights."""
 

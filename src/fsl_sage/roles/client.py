@@ -9,12 +9,12 @@ from torch import Tensor
 
 from fsl_sage.alignment.passes import Smash
 from fsl_sage.config import Config
-from fsl_sage.data import batch_indices, batch_sizes
+from fsl_sage.problems.base import Batch
+from fsl_sage.problems.batches import batch_indices, batch_sizes
 from fsl_sage.roles.protocols import ClientRole, Parts
 from fsl_sage.roles.replica import Replica
 from fsl_sage.roles.work import Chain, Settings, Workbench, boundary
 from fsl_sage.seeding import generator
-from fsl_sage.tasks import Batch
 from fsl_sage.wire.message import Tensors
 from fsl_sage.wire.paths import below
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fsl_sage.alignment.fidelity import Fidelity
 from fsl_sage.alignment.passes import Smash
-from fsl_sage.tasks import Batch
+from fsl_sage.problems.base import Batch
 from fsl_sage.wire.message import Message, Tensors
 from fsl_sage.wire.paths import flat, grouped
 

@@ -13,10 +13,10 @@ from fsl_sage.alignment.passes import Passes, Smash
 from fsl_sage.config import Config
 from fsl_sage.optimizers import make_optimizer
 from fsl_sage.precision import wide
+from fsl_sage.problems.base import Task
 from fsl_sage.roles.replica import MakeOptimizer, Slots
 from fsl_sage.roles.schedule import Schedule
 from fsl_sage.seeding import derive
-from fsl_sage.tasks import Task
 from fsl_sage.wire.message import Tensors
 
 

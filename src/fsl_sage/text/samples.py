@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from fsl_sage.data import Meaning, all_meanings, encode_prompts
 from fsl_sage.errors import InputError
+from fsl_sage.problems.texts.e2e import Meaning, all_meanings, encode_prompts
 from fsl_sage.records.files import write_bytes, write_json
 from fsl_sage.text.generate import Decoding, generate
 from fsl_sage.text.scores import Scores, score

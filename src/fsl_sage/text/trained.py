@@ -7,12 +7,13 @@ from typing import Any
 import torch
 
 from fsl_sage.config import Config
-from fsl_sage.data import KNOWN_TEXTS, Meaning, held_out_meanings, load_tokenizer
 from fsl_sage.engines.local import LocalEngine
 from fsl_sage.engines.setup import make_setup
 from fsl_sage.errors import InputError
 from fsl_sage.experiment import Federation
 from fsl_sage.models import make_base_model, tokenizer_path
+from fsl_sage.problems.texts.e2e import Meaning, held_out_meanings, load_tokenizer
+from fsl_sage.problems.texts.texts import KNOWN_TEXTS
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.seeding import derive
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from fsl_sage.algorithms import make_algorithm
 from fsl_sage.config import Config, from_dict, to_dict
-from fsl_sage.data import Sizes
 from fsl_sage.errors import InputError
+from fsl_sage.problems.images.images import Sizes
 from fsl_sage.records.files import write_json
 
 

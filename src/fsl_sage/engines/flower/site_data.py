@@ -5,11 +5,12 @@ from pathlib import Path
 import torch
 
 from fsl_sage.config import Config
-from fsl_sage.data import KNOWN_TEXTS, ImageData, Images
-from fsl_sage.data.npz import channel_moments, images_in, read_arrays
 from fsl_sage.engines.flower.agreement import Agreement
 from fsl_sage.engines.setup import load_image_data
 from fsl_sage.errors import InputError
+from fsl_sage.problems.images.images import ImageData, Images
+from fsl_sage.problems.images.npz import channel_moments, images_in, read_arrays
+from fsl_sage.problems.texts.texts import KNOWN_TEXTS
 
 
 def load_site(path: Path, client: int, agreement: Agreement) -> ImageData:

@@ -5,14 +5,17 @@ import http.client
 import shutil
 import subprocess
 import sys
+import tempfile
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TransferSpeedColumn
+
+from fsl_sage.errors import InputError
 
 _TIMEOUT = 10.0
 """Seconds without an answer, or without a further byte, after which a server counts as unreachable."""
@@ -80,6 +83,19 @@ def verify(path: Path, checksum: str, origin: str) -> None:
         found = hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
     if found != expected:
         raise FetchError(f"{origin}: {path.stat().st_size:,} bytes with {algorithm} {found} instead of {expected}")
+
+
+def stored(name: str, directory: Path, store: Callable[[Path, Path], Path]) -> Path:
+    """What `store` has put into the data directory; it is given that, and a folder for what is in the making."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".fetching-", dir=directory) as temporary:
+            return store(directory, Path(temporary))
+    except OSError as error:
+        raise InputError(
+            f"{name} cannot be stored in {directory} ({error.strerror or error}): choose another data directory with "
+            f"--data.dir or FSL_SAGE_DATA"
+        ) from error
 
 
 @contextmanager

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from fsl_sage.data import load_images
-from fsl_sage.data.npz import channel_moments
 from fsl_sage.errors import InputError
+from fsl_sage.problems.images.npz import channel_moments
+from fsl_sage.problems.images.sources import load_images
 
 RNG = np.random.default_rng(0)
 X = RNG.integers(0, 256, (60, 8, 6, 3), dtype=np.uint8)

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-from fsl_sage.data.cifar import CIFAR10_CLASSES, CIFAR10_MEAN, CIFAR10_STD
-from fsl_sage.data.images import ImageData, Images
-from fsl_sage.data.npz import read_arrays
 from fsl_sage.errors import InputError
+from fsl_sage.problems.images.cifar import CIFAR10_CLASSES, CIFAR10_MEAN, CIFAR10_STD
+from fsl_sage.problems.images.images import ImageData, Images
+from fsl_sage.problems.images.npz import read_arrays
 
 MINI_PATH = Path(__file__).with_name("cifar10_mini.npz")
 _COLUMNS = 50

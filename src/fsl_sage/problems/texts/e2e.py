@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from fsl_sage.data.sampling import balanced_indices
-from fsl_sage.data.sources import data_directory
-from fsl_sage.data.texts import TextData, Texts
+from fsl_sage.config.directories import data_directory
 from fsl_sage.errors import InputError, MissingExtra
+from fsl_sage.problems.sampling import balanced_indices
+from fsl_sage.problems.texts.texts import TextData, Texts
 from fsl_sage.seeding import numpy_generator
 
 FILES = {"training": "trainset.csv", "test": "testset_w_refs.csv", "dev": "devset.csv"}

@@ -3,9 +3,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsl_sage.data import augment, batch_indices, batch_sizes, normalise
-from fsl_sage.data.batches import PADDING
 from fsl_sage.errors import InputError
+from fsl_sage.problems.batches import batch_indices, batch_sizes
+from fsl_sage.problems.images.augment import PADDING, augment, normalise
 
 
 def generator(seed: int = 0) -> torch.Generator:

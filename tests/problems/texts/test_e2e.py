@@ -8,8 +8,10 @@ import torch
 from tests.texts import SHARED, needs_e2e, save_rows, save_tokenizer
 
 from fsl_sage.config import Config, DataConfig
-from fsl_sage.data import TextData, Texts, encode_prompts, held_out_meanings, load_e2e, load_tokenizer, partition
 from fsl_sage.errors import InputError
+from fsl_sage.problems.partition import partition
+from fsl_sage.problems.texts.e2e import encode_prompts, held_out_meanings, load_e2e, load_tokenizer
+from fsl_sage.problems.texts.texts import TextData, Texts
 
 
 @pytest.fixture

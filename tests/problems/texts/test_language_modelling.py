@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fsl_sage.data import TextData, Texts
-from fsl_sage.tasks import LanguageModelling
+from fsl_sage.problems.texts.language_modelling import LanguageModelling
+from fsl_sage.problems.texts.texts import TextData, Texts
 
 CPU = torch.device("cpu")
 TEXTS = Texts.of([[1, 2], [3], [1]], [[4], [5, 6, 7], [2, 2]], torch.tensor([0, 1, 0]))

@@ -13,13 +13,15 @@ import pytest
 import torch
 from small_cifar import SmallCifar, checksum, pickled, write_tar
 
-from fsl_sage.data import KNOWN_SIZES, ImageData, fetch, load_images
-from fsl_sage.data import cifar as cifar_module
-from fsl_sage.data import download as download_module
-from fsl_sage.data import sources as sources_module
-from fsl_sage.data.mini import MINI_PATH, read_mini
-from fsl_sage.data.sources import data_directory
+from fsl_sage.config.directories import data_directory
 from fsl_sage.errors import InputError
+from fsl_sage.problems import download as download_module
+from fsl_sage.problems.images import cifar as cifar_module
+from fsl_sage.problems.images import sources as sources_module
+from fsl_sage.problems.images.images import KNOWN_SIZES, ImageData
+from fsl_sage.problems.images.mini import MINI_PATH, read_mini
+from fsl_sage.problems.images.sources import load_images
+from fsl_sage.problems.sources import fetch
 
 
 def assert_is(data: ImageData, small: SmallCifar) -> None:

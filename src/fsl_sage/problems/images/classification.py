@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fsl_sage.data import ImageData, augment, normalise
-from fsl_sage.tasks.base import Batch, Task
+from fsl_sage.problems.base import Batch, Task
+from fsl_sage.problems.images.augment import augment, normalise
+from fsl_sage.problems.images.images import ImageData
 
 TEST_BATCH = 250  # fixed, so that the test loss has the same bits whatever the number of workers
 

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from fsl_sage.data import ImageData, Images, Sizes
 from fsl_sage.errors import InputError
+from fsl_sage.problems.images.images import ImageData, Images, Sizes
 
 
 def images(count: int = 4, channels: int = 3, side: int = 8, labels: int = 2) -> Images:

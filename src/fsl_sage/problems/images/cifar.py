@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fsl_sage.data.images import KNOWN_SIZES, ImageData, Images
-from fsl_sage.data.npz import images_in, read_arrays
 from fsl_sage.errors import InputError
+from fsl_sage.problems.images.images import KNOWN_SIZES, ImageData, Images
+from fsl_sage.problems.images.npz import images_in, read_arrays
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fsl_sage.data.images import ImageData, Images
-from fsl_sage.data.sampling import stratified_indices
 from fsl_sage.errors import InputError
+from fsl_sage.problems.images.images import ImageData, Images
+from fsl_sage.problems.sampling import stratified_indices
 from fsl_sage.seeding import numpy_generator
 
 _MOST_CHANNELS = 4

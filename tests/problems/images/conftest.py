@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from small_cifar import SmallCifar, random_images
 
-from fsl_sage.data import KNOWN_SIZES, Sizes, cifar, sources
+from fsl_sage.problems.images import cifar, sources
+from fsl_sage.problems.images.images import KNOWN_SIZES, Sizes
 
 
 def make_small(name: str, classes: int, monkeypatch: pytest.MonkeyPatch) -> SmallCifar:

@@ -1,0 +1,1 @@
+"""What is learnt: a problem is data, a model, a task and a headline score."""
