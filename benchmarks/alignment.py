@@ -5,8 +5,8 @@ import time
 from benchmarks.timing import CONSOLE
 from fsl_sage.config import AlignmentConfig, Config, DataConfig, load_preset
 from fsl_sage.engines.local import LocalEngine
-from fsl_sage.engines.setup import make_setup
 from fsl_sage.experiment import Federation
+from fsl_sage.experiment.setup import make_setup
 
 
 def measure(alignment: AlignmentConfig, warm: int = 2) -> tuple[float, float, float]:

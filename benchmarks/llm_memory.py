@@ -30,9 +30,9 @@ from fsl_sage.alignment.dataset import Upload
 from fsl_sage.alignment.matching import matching_loss
 from fsl_sage.alignment.passes import Passes
 from fsl_sage.config import Config, DataConfig, LoRAConfig, ModelConfig
-from fsl_sage.engines.one_side import load_side
 from fsl_sage.models import make_base_model, make_language_model
 from fsl_sage.problems.texts.language_modelling import LanguageModelling
+from fsl_sage.problems.texts.one_side import load_side
 from fsl_sage.split import twice_differentiable_attention
 
 THREADS = 1

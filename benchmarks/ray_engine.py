@@ -24,8 +24,8 @@ from fsl_sage.algorithms import Algorithm
 from fsl_sage.config import AlignmentConfig, Config, DataConfig, ModelConfig
 from fsl_sage.engines.base import Delivery, Setup
 from fsl_sage.engines.local import LocalEngine
-from fsl_sage.engines.setup import make_setup
 from fsl_sage.experiment import Federation, run
+from fsl_sage.experiment.setup import make_setup
 from fsl_sage.roles.replica import Slots
 from fsl_sage.wire.ledger import Ledger
 from fsl_sage.wire.message import ACTIVATIONS, CUT_GRADIENTS, Message

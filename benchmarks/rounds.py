@@ -15,8 +15,8 @@ from fsl_sage.alignment.fidelity import CLIENTS, SAMPLES
 from fsl_sage.config import Config, DataConfig, ModelConfig
 from fsl_sage.engines.base import Setup
 from fsl_sage.engines.local import LocalEngine
-from fsl_sage.engines.setup import make_setup
 from fsl_sage.experiment import Federation
+from fsl_sage.experiment.setup import make_setup
 from fsl_sage.models.norm import batch_statistics
 from fsl_sage.problems.batches import batch_indices
 from fsl_sage.seeding import generator

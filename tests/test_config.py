@@ -27,7 +27,7 @@ from fsl_sage.errors import InputError
         ("--batch-size 1", {"batch_size": 1}),
         ("--cohort 1.5", {"cohort": 1.5}),
         ("--cohort 0", {"cohort": 0.0}),
-        ("--target-accuracy 75", {"target_accuracy": 75.0}),
+        ("--target-accuracy -1", {"target_accuracy": -1.0}),
         ("--budget-gib 0", {"budget_gib": 0.0}),
         ("--align-until -1", {"align_until": -1}),
         ("--data.alpha 0 ", {"data": DataConfig(alpha=0.0)}),

@@ -8,9 +8,11 @@ import torch
 from torch import nn
 
 from fsl_sage.config import Config, load_preset
-from fsl_sage.engines.setup import build_model, make_setup
 from fsl_sage.errors import InputError, TrainingError
 from fsl_sage.experiment import cost, draw_cohort, resume, run
+from fsl_sage.experiment.setup import make_setup
+from fsl_sage.problems.make import make_problem
+from fsl_sage.problems.parts import build_model
 from fsl_sage.records.files import load_tensors
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.wire.ledger import BEFORE, NOT_IN_PAPER
@@ -248,7 +250,7 @@ def test_fidelity_is_null_where_it_does_not_apply(tiny):
 def test_the_final_model_loads_into_the_ordinary_model_and_scores_the_same(tiny):
     result = run(tiny())
     task = make_setup(result.config).settings.task
-    model = build_model(result.config, task.data.sizes, torch.device("cpu"))
+    model = build_model(result.config, make_problem(result.config), torch.device("cpu"))
     model.load_state_dict(load_tensors(result.model_file)[0])
     model.eval()
     with torch.no_grad():

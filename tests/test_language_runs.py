@@ -11,9 +11,9 @@ import torch
 
 from fsl_sage.cli import main
 from fsl_sage.config import Config
-from fsl_sage.engines.setup import make_dry_setup
 from fsl_sage.errors import InputError
 from fsl_sage.experiment import cost, resume, run, run_cost
+from fsl_sage.experiment.setup import make_dry_setup
 from fsl_sage.problems.texts.e2e import encode_prompts
 from fsl_sage.records.files import load_tensors
 from fsl_sage.records.trackers import Tracker

@@ -2,7 +2,7 @@
 
 >>> from fsl_sage import Config, run
 >>> result = run(Config(algorithm="fsl-sage", rounds=5))
->>> print(result.best_accuracy, result.directory)
+>>> print(result.best_score, result.directory)
 """
 
 from fsl_sage.algorithms import ALGORITHMS, Algorithm
@@ -19,6 +19,7 @@ from fsl_sage.config import (
 from fsl_sage.errors import InputError, TrainingError
 from fsl_sage.experiment import Result, cost, resume, run
 from fsl_sage.models import MODELS
+from fsl_sage.problems import Batch, Problem, Score, Task, make_problem
 from fsl_sage.split import auxiliary, cut_points, split_model
 from fsl_sage.wire.message import CutGradients, Message, Smashed
 
@@ -27,6 +28,7 @@ __all__ = [
     "MODELS",
     "Algorithm",
     "AlignmentConfig",
+    "Batch",
     "Comparison",
     "Config",
     "CutGradients",
@@ -35,8 +37,11 @@ __all__ = [
     "Message",
     "ModelConfig",
     "OptimizerConfig",
+    "Problem",
     "Result",
+    "Score",
     "Smashed",
+    "Task",
     "TrainingError",
     "auxiliary",
     "compare",
@@ -44,6 +49,7 @@ __all__ = [
     "cut_points",
     "default_config",
     "load_preset",
+    "make_problem",
     "resume",
     "run",
     "split_model",

@@ -7,8 +7,8 @@ from torch.nn import functional as F
 from fsl_sage import ALGORITHMS, Algorithm, Smashed
 from fsl_sage.engines.dry import DryEngine
 from fsl_sage.engines.local import LocalEngine
-from fsl_sage.engines.setup import make_dry_setup, make_setup
 from fsl_sage.experiment import Federation, resume, run
+from fsl_sage.experiment.setup import make_dry_setup, make_setup
 from fsl_sage.records.files import load_tensors
 
 from ..test_experiment import assert_same_run, interrupt_after

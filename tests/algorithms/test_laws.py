@@ -5,9 +5,11 @@ import torch
 from torch.nn import functional as F
 
 from fsl_sage.config import Config
-from fsl_sage.engines.setup import build_model, make_setup
 from fsl_sage.experiment import run
+from fsl_sage.experiment.setup import make_setup
 from fsl_sage.problems.batches import batch_indices
+from fsl_sage.problems.make import make_problem
+from fsl_sage.problems.parts import build_model
 from fsl_sage.records.files import load_tensors
 from fsl_sage.seeding import generator
 
@@ -20,7 +22,7 @@ def centralised(config: Config) -> dict[str, torch.Tensor]:
     """Plain training of the unsplit model on the one client's batches: no role, no cut, one optimizer."""
     setup = make_setup(config)
     task, examples = setup.settings.task, setup.examples[0]
-    model = build_model(config, task.data.sizes, torch.device("cpu")).train()
+    model = build_model(config, make_problem(config), torch.device("cpu")).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, weight_decay=1e-4, fused=True)
     for t in range(config.rounds):
         order = batch_indices(len(examples), config.batch_size, generator(config.seed, "order", 0, t, 0))
@@ -58,7 +60,7 @@ def test_one_full_batch_sgd_step_is_a_step_with_the_averaged_gradient(tiny, algo
     )
     setup = make_setup(config)
     task = setup.settings.task
-    model = build_model(config, task.data.sizes, torch.device("cpu"))
+    model = build_model(config, make_problem(config), torch.device("cpu"))
     # The clients have equally many examples, so the mean of their gradients is the gradient over all examples.
     batch = task.training_batch(torch.arange(150), torch.Generator())
     F.cross_entropy(model(batch.inputs), batch.target["labels"]).backward()

@@ -44,9 +44,6 @@ def serve(address: str) -> None:
     from flwr.superlink.cli import flwr_serverapp
     from flwr.supernode.cli import flwr_clientapp
 
-    import fsl_sage.deploy.server_app
-    import fsl_sage.engines.flower.client_app  # noqa: F401
-
     commands = {"flwr-clientapp": flwr_clientapp, "flwr-serverapp": flwr_serverapp}
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     listener = socket.socket(socket.AF_UNIX)

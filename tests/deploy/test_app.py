@@ -12,9 +12,9 @@ pytest.importorskip("flwr")
 from flwr.cli.build import build_fab_from_disk
 
 from fsl_sage.cli import main
-from fsl_sage.engines.flower.agreement import read_agreement
-from fsl_sage.engines.flower.site_data import load_server_data, load_site
+from fsl_sage.deploy.agreement import read_agreement
 from fsl_sage.errors import InputError
+from fsl_sage.problems.images.sites import load_server_data, load_site
 
 SMALL = ("--clients", "3", "--model.name", "small-cnn", "--data.train-images", "150", "--data.test-images", "50")
 
@@ -36,8 +36,8 @@ def test_the_app_builds_and_carries_licence_and_configuration(tmp_path):
     assert agreement.examples == (50, 50, 50)
     whole = load_server_data(config)
     assert (agreement.classes, agreement.mean, agreement.std) == (whole.classes, whole.mean, whole.std)
-    sites = [load_site(tmp_path / "sites" / f"client-{client}.npz", client, agreement) for client in range(3)]
-    counts = [np.bincount(site.train.y, minlength=10) for site in sites]
+    sites = [load_site(tmp_path / "sites" / f"client-{client}.npz", agreement) for client in range(3)]
+    counts = [np.bincount(site.data.train.y, minlength=10) for site in sites]
     assert (sum(counts) == np.bincount(whole.train.y)).all()
 
 
@@ -56,16 +56,16 @@ def test_a_server_with_test_images_alone_and_sites_with_their_own(tmp_path):
     (tmp_path / "site").mkdir()
     for part in "12":
         np.savez(tmp_path / "site" / f"{part}.npz", x=x, y=y, classes=names)
-    assert len(load_site(tmp_path / "site", 1, agreement).train) == 12
+    assert len(load_site(tmp_path / "site", agreement).data.train) == 12
     np.savez(tmp_path / "site" / "2.npz", x=x, y=y, classes=names[::-1])
     with pytest.raises(InputError, match="not those of the agreement, or in another order"):
-        load_site(tmp_path / "site", 1, agreement)
+        load_site(tmp_path / "site", agreement)
     np.savez(tmp_path / "site" / "2.npz", x=x[:, :5], y=y)
     with pytest.raises(InputError, match="several shapes"):
-        load_site(tmp_path / "site", 1, agreement)
+        load_site(tmp_path / "site", agreement)
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"no \.npz archive"):
-        load_site(tmp_path / "empty", 1, agreement)
+        load_site(tmp_path / "empty", agreement)
 
 
 def test_what_cannot_be_is_refused_in_a_sentence(tmp_path, capsys):

@@ -42,7 +42,7 @@ ROOT = Path(__file__).parents[2]
 CLIENT_APP = """\
 from pathlib import Path
 
-from fsl_sage.engines.flower.client_app import make_client_app
+from fsl_sage.deploy.client_app import make_client_app
 from tests.deploy.misbehaviour import misbehave
 
 app = make_client_app(Path(__file__).with_name("config.json"), [misbehave])

@@ -5,8 +5,8 @@ import pytest
 from fsl_sage import ALGORITHMS, Algorithm, CutGradients, Smashed
 from fsl_sage.engines.dry import DryEngine
 from fsl_sage.engines.local import LocalEngine
-from fsl_sage.engines.setup import make_dry_setup, make_setup
 from fsl_sage.experiment import Federation
+from fsl_sage.experiment.setup import make_dry_setup, make_setup
 
 
 class Joint(Algorithm):

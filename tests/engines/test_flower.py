@@ -13,18 +13,19 @@ pytest.importorskip("flwr")
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fsl_sage.config import from_dict
+from fsl_sage.deploy.agreement import read_agreement, write_agreement
 from fsl_sage.deploy.app import agree, write_app, write_sites
+from fsl_sage.deploy.client_app import make_client_app
 from fsl_sage.deploy.server_app import serve
 from fsl_sage.engines.dry import DryEngine
-from fsl_sage.engines.flower.agreement import read_agreement, write_agreement
-from fsl_sage.engines.flower.client_app import make_client_app
 from fsl_sage.engines.flower.inspection import Inspector, RejectedError
 from fsl_sage.engines.flower.node_state import NodeState
 from fsl_sage.engines.flower.records import ABOUT, TENSORS, Assignment, unpack
-from fsl_sage.engines.flower.site_data import load_server_data
-from fsl_sage.engines.setup import dry_setup
 from fsl_sage.errors import InputError, TrainingError
 from fsl_sage.experiment import run
+from fsl_sage.experiment.setup import make_dry_setup
+from fsl_sage.problems.images.problem import image_shapes
+from fsl_sage.problems.images.sites import load_server_data
 from fsl_sage.records.files import load_tensors
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.wire.message import nbytes
@@ -220,7 +221,7 @@ def test_a_replayed_round_without_the_matching_state_is_refused_with_the_reason(
 
 def test_a_node_with_another_release_refuses_its_round(deploy, monkeypatch):
     deployment = deploy()
-    monkeypatch.setattr("fsl_sage.engines.flower.site.version", lambda name: "0.0.7")
+    monkeypatch.setattr("fsl_sage.deploy.site.version", lambda name: "0.0.7")
     grid = deployment.grid([0])
     assignment = Assignment("a" * 32, 0, 0, -1, -1, {}, {})
     (id,) = grid.push_messages([Message(assignment.records(), next(iter(grid.nodes)), "train")])
@@ -348,7 +349,8 @@ def honest(tmp_path_factory):
 
     deployment.serve(deployment.grid(tamper=overhear))
     run = str(reports[0].config_records[ABOUT]["run"])
-    dry = DryEngine(dry_setup(deployment.config, deployment.agreement.sizes(0), deployment.agreement.examples))
+    shapes = image_shapes(deployment.agreement.sizes(sum(deployment.agreement.examples)))
+    dry = DryEngine(make_dry_setup(deployment.config, shapes, deployment.agreement.examples))
     return Inspector(run, dry, 10, torch.device("cpu")), reports[0]
 
 

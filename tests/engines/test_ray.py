@@ -19,9 +19,9 @@ from fsl_sage.config import Config
 from fsl_sage.engines.base import ClientError
 from fsl_sage.engines.ray import RayEngine, pool
 from fsl_sage.engines.ray.cluster import Crew, Layout, connect, start_crew
-from fsl_sage.engines.setup import make_setup
 from fsl_sage.errors import InputError
 from fsl_sage.experiment import Federation, play, resume, run
+from fsl_sage.experiment.setup import make_setup
 from fsl_sage.records.files import load_tensors
 from fsl_sage.records.run_directory import RunDirectory
 from tests.conftest import merge

@@ -13,9 +13,9 @@ pytest.importorskip("ray")
 import ray
 
 from fsl_sage.engines.ray import RayEngine
-from fsl_sage.engines.setup import make_setup
 from fsl_sage.errors import InputError
 from fsl_sage.experiment import Federation, play, run
+from fsl_sage.experiment.setup import make_setup
 from fsl_sage.records.run_directory import RunDirectory
 from tests.ray_nodes import two_nodes
 from tests.test_experiment import assert_same_run

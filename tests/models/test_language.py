@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from fsl_sage.config import Config, LoRAConfig, from_dict
-from fsl_sage.engines.setup import build_parts
 from fsl_sage.errors import InputError
 from fsl_sage.models import (
     blocks_name,
@@ -20,8 +19,10 @@ from fsl_sage.models import (
     tokenizer_path,
 )
 from fsl_sage.problems.base import Batch
+from fsl_sage.problems.parts import build_parts
 from fsl_sage.problems.texts.e2e import load_e2e
 from fsl_sage.problems.texts.language_modelling import LanguageModelling
+from fsl_sage.problems.texts.problem import TextProblem
 from fsl_sage.problems.texts.texts import TextSizes
 from fsl_sage.roles.replica import Slots, frozen_bytes
 from fsl_sage.roles.work import Workbench
@@ -133,7 +134,7 @@ def test_all_blocks_of_the_server_run(tmp_path: Path, family: str) -> None:
 def small_parts(tmp_path: Path, family: str, **lora: Any) -> dict[str, nn.Module]:
     name = f"hf:{save_model(tmp_path / family, family, 40)}"
     config: Config = from_dict({"model": {"name": name}, "lora": {"dropout": 0.0, **lora}})
-    return build_parts(config, TextSizes(10, 10, 64), CPU)
+    return build_parts(config, TextProblem(None, TextSizes(10, 10, 64)), CPU)
 
 
 def test_only_adapters_travel_and_frozen_weights_are_one_tensor_everywhere(tmp_path: Path) -> None:
@@ -162,7 +163,7 @@ def test_what_is_trained_of_an_auxiliary(tmp_path: Path, what: str, blocks: bool
 
 def test_sizes_of_gpt2_medium_today_and_in_the_paper() -> None:
     config: Config = from_dict({"model": {"name": "hf:gpt2-medium"}})
-    parts = build_parts(config, TextSizes(10, 10, 512), META)
+    parts = build_parts(config, TextProblem(None, TextSizes(10, 10, 512)), META)
     today = {part: sum(p.numel() for p in module.parameters()) for part, module in parts.items()}
     assert {part: round(count / 1e6, 2) for part, count in today.items()} == {
         "client": 65.12,

@@ -10,9 +10,10 @@ from torch import nn
 
 from fsl_sage.alignment import matching
 from fsl_sage.config import Config
+from fsl_sage.engines.base import Setup
 from fsl_sage.engines.local import LocalEngine
-from fsl_sage.engines.setup import Setup, make_setup
 from fsl_sage.experiment.federation import Federation, draw_cohort
+from fsl_sage.experiment.setup import make_setup
 from fsl_sage.models.conv import Conv2d
 from fsl_sage.models.layout import AdaptiveAvgPool2d
 from fsl_sage.models.norm import BatchNorm2d

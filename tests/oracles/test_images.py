@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fsl_sage.alignment.passes import Passes
-from fsl_sage.engines.setup import make_setup
+from fsl_sage.experiment.setup import make_setup
 from tests.oracles import ORACLES
 from tests.oracles.models import ResNetAuxiliary, ResNetClient, ResNetServer, image_loss, image_terms
 from tests.oracles.subject import compare, given_for, run_of

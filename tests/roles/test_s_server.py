@@ -7,9 +7,9 @@ from torch import nn
 from fsl_sage.algorithms import ALGORITHMS
 from fsl_sage.algorithms.splitfed_ms import SplitFedMS
 from fsl_sage.engines.local import LocalEngine
-from fsl_sage.engines.setup import make_setup
 from fsl_sage.errors import InputError
 from fsl_sage.experiment import Federation, run
+from fsl_sage.experiment.setup import make_setup
 
 
 @pytest.fixture

@@ -80,7 +80,8 @@ def _counts(runs: Sequence[GridRun]) -> str:
 def _table(runs: Sequence[GridRun]) -> Table:
     table = Table(box=None, padding=(0, 2), header_style="bold")
     table.add_column("run", no_wrap=True)
-    for name in ("round", "test accuracy", "best", "GiB"):
+    titles = dict.fromkeys(run.score.title for run in runs)
+    for name in ("round", " or ".join(titles), "best", "GiB"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("state", overflow="ellipsis", no_wrap=True)
     for run in runs:
@@ -93,21 +94,17 @@ def _cells(run: GridRun) -> list[str]:
         return [f"-/{run.plan.config.rounds}", "", "", ""]
     return [
         f"{run.last['round'] + 1}/{run.plan.config.rounds}",
-        _percent(run.last.get("test_accuracy")),
-        _percent(run.best_accuracy),
+        run.score.text(run.last.get(run.score.name)),
+        run.score.text(run.best_score),
         f"{run.last['bytes_paper'] / GIB:.3f}",
     ]
-
-
-def _percent(accuracy: float | None) -> str:
-    return "" if accuracy is None else f"{accuracy:.1%}"
 
 
 def _outcome(run: GridRun) -> str:
     if run.error:
         return run.error
-    done, accuracy, best, moved = _cells(run)
-    return f"round {done}" + (f", accuracy {accuracy}, best {best}, {moved} GiB" if moved else "")
+    done, score, best, moved = _cells(run)
+    return f"round {done}" + (f", {run.score.short} {score}, best {best}, {moved} GiB" if moved else "")
 
 
 def print_costs_of_grid(console: Console, plans: Sequence[Plan], costs: Sequence[dict[str, int]]) -> None:
@@ -122,7 +119,7 @@ def print_costs_of_grid(console: Console, plans: Sequence[Plan], costs: Sequence
     uncut(console).print(table)
     paper, total = (sum(cost[name] for cost in costs) for name in ("bytes_paper", "bytes_total"))
     early = [plan.config for plan in plans if plan.config.target_accuracy or plan.config.max_seconds]
-    most = " at most: a target accuracy or a time limit may end runs earlier" if early else ""
+    most = " at most: a target or a time limit may end runs earlier" if early else ""
     runs = "1 run" if len(plans) == 1 else f"{len(plans)} runs"
     console.print(
         f"{runs}, {gib_text(paper)} by the paper's convention, {gib_text(total)} in all{most}.", highlight=False

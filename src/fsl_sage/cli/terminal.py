@@ -13,6 +13,7 @@ from rich.table import Table
 
 from fsl_sage.config import Config
 from fsl_sage.records.plain_lines import PlainLines, describe, round_cells
+from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.records.trackers import Tracker
 from fsl_sage.units import gib_text
 from fsl_sage.wire.ledger import GIB
@@ -34,13 +35,14 @@ class Display(Tracker):
     def start(self, config: Config, directory: Path, done: list[dict[str, Any]]) -> None:
         """Say what runs, and put up the table."""
         self._config = config
+        self._score = RunDirectory(directory).score()
         self.directory = directory
         if not self.console.is_terminal:
             self._lines.start(config, directory, done)
             return
         self.console.print(f"[bold]{config.algorithm}[/] · {describe(config, len(done))}")
         self.console.print(f"files in [bold]{escape(str(directory))}[/]", highlight=False)
-        self._rows = [_row(line) for line in done[-SHOWN:]]
+        self._rows = [self._row(line) for line in done[-SHOWN:]]
         self._bar = Progress(
             SpinnerColumn(),
             TextColumn("round {task.completed}/{task.total}"),
@@ -58,7 +60,7 @@ class Display(Tracker):
         if self._live is None:
             self._lines.round(metrics)
             return
-        self._rows.append(_row(metrics))
+        self._rows.append(self._row(metrics))
         left = time_left(self._config, metrics)
         self._bar.update(self._task, completed=metrics["round"] + 1, left=_duration(left))
         self._live.update(self._view())
@@ -75,15 +77,14 @@ class Display(Tracker):
 
     def _view(self) -> Group:
         table = Table(box=None, padding=(0, 2), header_style="bold")
-        for name in ("round", "test accuracy", "test loss", "GiB moved", "fidelity (cosine)", "time"):
+        for name in ("round", self._score.title, "test loss", "GiB moved", "fidelity (cosine)", "time"):
             table.add_column(name, justify="right")
         for row in self._rows[-SHOWN:]:
             table.add_row(*row)
         return Group(table, self._bar)
 
-
-def _row(metrics: dict[str, Any]) -> list[str]:
-    return [str(metrics["round"] + 1), *round_cells(metrics)]
+    def _row(self, metrics: dict[str, Any]) -> list[str]:
+        return [str(metrics["round"] + 1), *round_cells(metrics, self._score)]
 
 
 def time_left(config: Config, metrics: dict[str, Any]) -> float:
@@ -105,8 +106,11 @@ def print_summary(console: Console, directory: Path, config: Config, result: dic
     table = Table(title="Result", title_justify="left", show_header=False, box=None, padding=(0, 2))
     table.add_row("algorithm", config.algorithm)
     table.add_row("ended", result["stopped"])
-    table.add_row("best accuracy", f"{result['best_accuracy']:.2%} (round {result['best_round'] + 1})")
-    table.add_row("final accuracy", f"{result['final_accuracy']:.2%}, loss {result['final_loss']:.3f}")
+    run = RunDirectory(directory)
+    score = run.score()
+    loss = "" if result["final_loss"] is None else f", loss {result['final_loss']:.3f}"
+    table.add_row(f"best {score.short}", f"{score.text(result['best_score'], 2)} (round {result['best_round'] + 1})")
+    table.add_row(f"final {score.short}", score.text(result["final_score"], 2) + loss)
     table.add_row(
         "moved",
         f"{gib_text(result['bytes_paper'])} by the paper's convention, {gib_text(result['bytes_total'])} in all",
@@ -116,9 +120,14 @@ def print_summary(console: Console, directory: Path, config: Config, result: dic
     table.add_row("time", _duration(result["elapsed_seconds"]))
     console.print()
     console.print(table)
-    files = {"model": "model.safetensors", "metrics": "metrics.jsonl", "ledger": "ledger.csv", "figure": "accuracy.png"}
+    files = {
+        "model": run.model_file,
+        "metrics": run.metrics_file,
+        "ledger": run.ledger_file,
+        "figure": run.figure(score),
+    }
     for name, file in files.items():  # outside of the table, which would cut off a long path
-        console.print(f"  {name:<16}{directory / file}", highlight=False, soft_wrap=True)
+        console.print(f"  {name:<16}{file}", highlight=False, soft_wrap=True)
 
 
 def print_costs(

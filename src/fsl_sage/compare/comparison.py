@@ -100,4 +100,4 @@ def plan_grid(
 def _result(run: GridRun) -> Result:
     directory = run.directory
     ended = directory.result() or {}
-    return Result(directory.path, directory.config(), directory.metrics(), ended["stopped"])
+    return Result(directory.path, directory.config(), directory.metrics(), ended["stopped"], directory.score())

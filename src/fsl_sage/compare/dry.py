@@ -5,9 +5,11 @@ from dataclasses import replace
 
 from fsl_sage.compare.grid import Plan
 from fsl_sage.config import Config
-from fsl_sage.engines.setup import make_dry_setup, pick_device
+from fsl_sage.devices import pick_device
 from fsl_sage.experiment import run_cost
-from fsl_sage.problems.texts.texts import KNOWN_TEXTS
+from fsl_sage.experiment.setup import make_dry_setup
+from fsl_sage.problems.make import make_dry_problem
+from fsl_sage.problems.parts import META
 
 
 def check_setups(plans: Sequence[Plan]) -> None:
@@ -25,8 +27,8 @@ def costs_of_runs(plans: Sequence[Plan]) -> list[dict[str, int]]:
     found = []
     for plan in plans:
         config = plan.config
-        if config.cohort == 1 and config.data.name not in KNOWN_TEXTS:
-            # Neither who is drawn nor who holds which image changes a byte; texts differ in length.
+        if config.cohort == 1 and not make_dry_problem(config).make_task(config, META).sizes_vary:
+            # Neither who is drawn nor who holds which example changes a byte, unless they differ in their sizes.
             data = replace(config.data, partition="iid", alpha=1.0)
             config = replace(config, seed=0, data=data)
         if config not in known:

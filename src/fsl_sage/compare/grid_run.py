@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from fsl_sage.compare.grid import Plan
+from fsl_sage.problems.score import ACCURACY, Score
 from fsl_sage.records.run_directory import RunDirectory
 
 State = Literal["waiting", "running", "finished", "failed"]
@@ -19,7 +20,9 @@ class GridRun:
     state: State = "waiting"
     last: dict[str, Any] | None = None
     """The metrics of its newest round."""
-    best_accuracy: float | None = None
+    score: Score = ACCURACY
+    """What it is judged by."""
+    best_score: float | None = None
     error: str = ""
     _read: int = 0
 
@@ -32,8 +35,9 @@ class GridRun:
         metrics = self.directory.metrics()
         if metrics:
             self.last = metrics[-1]
-            accuracies = [line["test_accuracy"] for line in metrics if line.get("test_accuracy") is not None]
-            self.best_accuracy = max(accuracies, default=None)
+            self.score = self.directory.score()
+            scores = [line[self.score.name] for line in metrics if line.get(self.score.name) is not None]
+            self.best_score = self.score.best(scores) if scores else None
         return True
 
 

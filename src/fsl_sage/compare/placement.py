@@ -10,7 +10,7 @@ from typing import NamedTuple
 from fsl_sage.compare.grid_run import GridRun, Start
 from fsl_sage.compare.one_run import start_process
 from fsl_sage.config import Config
-from fsl_sage.engines.setup import pick_device
+from fsl_sage.devices import pick_device
 from fsl_sage.errors import MissingExtra
 
 

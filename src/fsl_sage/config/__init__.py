@@ -1,6 +1,7 @@
 """The configuration of a run."""
 
 from fsl_sage.config.fields import (
+    DEFAULTS,
     NO_PART_OF_THE_RESULT,
     AlignmentConfig,
     Config,
@@ -14,6 +15,7 @@ from fsl_sage.config.fields import (
 from fsl_sage.config.plain import digest, from_dict, load_preset, preset_names, read_preset, to_dict
 
 __all__ = [
+    "DEFAULTS",
     "NO_PART_OF_THE_RESULT",
     "AlignmentConfig",
     "Config",

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 
 from fsl_sage.config import Config
-from fsl_sage.engines.flower.agreement import Agreement, check, write_agreement
-from fsl_sage.engines.flower.site_data import load_server_data
-from fsl_sage.engines.setup import divide
+from fsl_sage.deploy.agreement import Agreement, check, write_agreement
 from fsl_sage.errors import InputError
 from fsl_sage.models import check_model_name
 from fsl_sage.problems.images.images import Images
+from fsl_sage.problems.images.problem import ImageProblem
+from fsl_sage.problems.images.sites import load_server_data
 
 PACKAGE = "fsl_sage_app"
 
@@ -67,7 +67,7 @@ app = {make}(Path(__file__).with_name("config.json"))
 
 MODULES = {
     "server_app": ("ServerApp", "fsl_sage.deploy.server_app", "make_server_app"),
-    "client_app": ("ClientApp", "fsl_sage.engines.flower.client_app", "make_client_app"),
+    "client_app": ("ClientApp", "fsl_sage.deploy.client_app", "make_client_app"),
 }
 
 
@@ -91,9 +91,9 @@ def agree(config: Config, examples: tuple[int, ...] | None) -> tuple[Agreement, 
     """The agreement on a data set, and the clients' shares of it; with `examples` the images are at the sites."""
     check_model_name(config.model.name)
     data = load_server_data(config)
-    shares = [] if examples else [data.train.subset(indices) for indices in divide(config, data.train.y)]
+    shares = [] if examples else [data.train.subset(indices) for indices in ImageProblem(data).divide(config)]
     counts = examples or tuple(len(share) for share in shares)
-    return Agreement(counts, data.sizes.image, data.classes, data.mean, data.std), shares
+    return Agreement(data.sizes.image, data.classes, data.mean, data.std, counts), shares
 
 
 def write_sites(directory: Path, shares: list[Images], agreement: Agreement) -> list[Path]:

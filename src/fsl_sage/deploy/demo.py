@@ -50,9 +50,10 @@ def demo(console: Console, keep: Path | None = None) -> None:
         console.print("The same run in this process", style="bold")
         local = run(replace(CONFIG, out=directory / "local"))
         compare(directory / "run", local.directory)
+        last, score = local.metrics[-1], local.score
         console.print(
             f"Weights, ledger and metrics of the federation are those of the local engine, bit for bit: "
-            f"test accuracy {local.metrics[-1]['test_accuracy']:.1%}, {local.metrics[-1]['bytes_total']:,} bytes moved."
+            f"{score.title} {score.text(last[score.name])}, {last['bytes_total']:,} bytes moved."
         )
     if keep is not None:
         console.print(f"The files are in {keep}.", soft_wrap=True)

@@ -7,21 +7,19 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fsl_sage.algorithms import make_algorithm
 from fsl_sage.config import Config, digest
-from fsl_sage.engines.base import Setup
+from fsl_sage.deploy.agreement import read_agreement
 from fsl_sage.engines.dry import DryEngine
-from fsl_sage.engines.flower.agreement import Agreement, read_agreement
 from fsl_sage.engines.flower.engine import FlowerEngine, Rules
 from fsl_sage.engines.flower.inspection import Inspector
-from fsl_sage.engines.flower.site_data import as_agreed, load_server_data
-from fsl_sage.engines.setup import assemble, build_parts, dry_setup, make_task, pick_device
 from fsl_sage.errors import InputError
 from fsl_sage.experiment import Federation, Result, play
+from fsl_sage.experiment.setup import make_dry_setup, make_setup
+from fsl_sage.problems.images.problem import image_shapes
+from fsl_sage.problems.images.sites import load_test_images
 from fsl_sage.records.files import write_json
 from fsl_sage.records.plain_lines import PlainLines
 from fsl_sage.records.run_directory import RunDirectory
@@ -47,25 +45,18 @@ def serve(config_file: Path, grid: Grid, options: Mapping[str, Any]) -> Result:
     data = replace(config.data, name=options["data"] or config.data.name)
     config = replace(config, data=data, out=Path(options["run-directory"]).expanduser())
     rules = Rules(float(options["timeout"]), int(options["minimum"]), float(options["join-timeout"]))
-    setup = _setup(config, agreement)
+    # The server has the test images alone; of the clients' images it knows the numbers.
+    problem = load_test_images(config, agreement)
+    setup = make_setup(config, problem, agreement.examples)
     directory = _open(config)
-    dry = DryEngine(dry_setup(config, agreement.sizes(0), agreement.examples))
+    shapes = image_shapes(agreement.sizes(sum(agreement.examples)))
+    dry = DryEngine(make_dry_setup(config, shapes, agreement.examples))
     inspector = Inspector(_run_id(directory), dry, len(agreement.classes), setup.settings.device)
     engine = FlowerEngine(setup, grid, inspector, rules)
     federation = Federation(setup, engine)
-    result = play(directory, config, [PlainLines()], lambda *_: federation)
+    result = play(directory, config, [PlainLines()], problem, lambda *_: federation)
     engine.finish(len(result.metrics), federation.delivery(federation.post.waiting))
     return result
-
-
-def _setup(config: Config, agreement: Agreement) -> Setup:
-    """As every engine starts, with the test images alone; of the clients' images only the numbers are known."""
-    device = pick_device(config.device)
-    test = as_agreed(config.data.name, load_server_data(config).test, agreement)
-    task = make_task(config, test, device)
-    examples = [torch.arange(count) for count in agreement.examples]
-    modules = build_parts(config, agreement.sizes(len(test.test)), device)
-    return assemble(config, make_algorithm(config), task, modules, examples)
 
 
 def _open(config: Config) -> RunDirectory:

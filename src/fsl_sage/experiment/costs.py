@@ -9,22 +9,24 @@ from fsl_sage.algorithms import ALGORITHMS
 from fsl_sage.alignment.passes import Smash
 from fsl_sage.config import Config
 from fsl_sage.engines.dry import DryEngine, Shapes
-from fsl_sage.engines.setup import make_dry_setup
 from fsl_sage.experiment.federation import Federation, draw_cohort
+from fsl_sage.experiment.setup import make_dry_setup
 from fsl_sage.models import mask_buffers
+from fsl_sage.problems.base import Problem
 from fsl_sage.wire.ledger import BEFORE, GIB, Ledger, totals
 
 
-def cost(config: Config) -> dict[str, dict[str, Any]]:
+def cost(config: Config, problem: Problem | None = None) -> dict[str, dict[str, Any]]:
     """For every algorithm the bytes of a round by kind and direction, without training.
 
     The round is one whose cohort was there the round before, too. `bytes_paper_aligning` and its like are those of a
     round of FSL-SAGE that aligns; `bytes_first_download` comes once, before round 0.
+    The problem is the configuration's own if not given.
     """
     u_shape = len(config.model.cuts) == 2
     possible = [name for name, algorithm in ALGORITHMS.items() if algorithm.takes_two_cuts or not u_shape]
     smashed: dict[Shapes, Smash] = {}
-    return {name: _cost(_as_algorithm(config, name), smashed) for name in possible}
+    return {name: _cost(_as_algorithm(config, name), smashed, problem) for name in possible}
 
 
 def _as_algorithm(config: Config, name: str) -> Config:
@@ -32,8 +34,8 @@ def _as_algorithm(config: Config, name: str) -> Config:
     return replace(config, algorithm=name, rounds=2, align_every=2, align_rounds=(), align_until=2, warm_start=False)
 
 
-def _cost(config: Config, smashed: dict[Shapes, Smash]) -> dict[str, Any]:
-    setup = make_dry_setup(config)
+def _cost(config: Config, smashed: dict[Shapes, Smash], problem: Problem | None) -> dict[str, Any]:
+    setup = make_dry_setup(config, problem)
     federation = Federation(setup, DryEngine(setup, smashed))
     cohort = draw_cohort(config, 0)
     aligned, whole = [], []

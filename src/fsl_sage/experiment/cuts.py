@@ -8,10 +8,11 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from fsl_sage.config import Config
-from fsl_sage.engines.setup import META, build_model, data_sizes
 from fsl_sage.errors import InputError
 from fsl_sage.experiment.costs import cost
 from fsl_sage.models import is_language_model, is_trained_in_auxiliary, statistics_names, usual_auxiliary
+from fsl_sage.problems.make import make_dry_problem
+from fsl_sage.problems.parts import META, build_model
 from fsl_sage.split import Analysis, AuxiliaryStates, CutPoint, SplitError, cut_points_of
 from fsl_sage.units import bytes_text
 from fsl_sage.wire.message import ACTIVATIONS, AUXILIARY, CLIENT_MODEL, CUT_GRADIENTS, nbytes
@@ -51,9 +52,9 @@ class CutCosts:
 
 def cuts_of(config: Config) -> list[CutCosts]:
     """Every cut of the configured model, in the model's order. All is computed on the meta device, without weights."""
-    sizes = data_sizes(config)
-    model = build_model(config, sizes, META)
-    analysis = Analysis(model, sizes.largest_example(config.batch_size, META))
+    problem = make_dry_problem(config)
+    model = build_model(config, problem, META)
+    analysis = Analysis(model, problem.largest_example(config.batch_size, META))
     points = cut_points_of(analysis)
     if not points:
         raise InputError(

@@ -1,4 +1,4 @@
-"""What a task decides: what a batch, its target, the loss and the metrics are.
+"""What a problem and its task decide: the data and the model; what a batch, its target, the loss and the metrics are.
 
 Algorithms, alignment and wire see a target only as named arrays, [B, …] each, and a loss only as a number, so another
 task comes in without touching them. Where batches differ in a further dimension (the length of texts), putting zeros at
@@ -6,12 +6,18 @@ the end of it, in smashed data and target, must change no loss: so alignment may
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from fsl_sage.config import Config
+from fsl_sage.errors import InputError
+from fsl_sage.problems.partition import client_sizes, partition
+from fsl_sage.problems.score import ACCURACY, Score
+from fsl_sage.seeding import numpy_generator
 
 
 @dataclass(frozen=True)
@@ -66,4 +72,99 @@ class Task(ABC):
 
     @abstractmethod
     def summarise(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """The test set's metrics, `test_loss` and `test_accuracy` among them, from the sums of its batches."""
+        """The test set's metrics from the sums of its batches: the headline score, and `test_loss` if there is one."""
+
+
+class Problem(ABC):
+    """What is learnt: the clients' examples, the test set, the model, the task and the headline score.
+
+    Examples are known by their numbers, 0 … examples - 1. A subclass holds the data; what depends on the run comes with
+    the configuration. The same methods serve every engine. On the meta device they give shapes, which is all that the
+    cost of a run needs.
+    """
+
+    score: Score = ACCURACY
+    """What runs are judged by; `Task.summarise` must give a metric of this name."""
+
+    classes: tuple[str, ...] = ()
+    """The names of the classes in the order of their labels, for the table of who holds which; empty for none."""
+
+    partitions: tuple[str, ...] = ("iid", "dirichlet", "shards")
+    """The values of --data.partition that make sense here."""
+
+    model_name: str | None = None
+    """What the model is called in reports, where it is not the one of --model.name."""
+
+    @property
+    def name(self) -> str:
+        """What the problem is called in reports."""
+        return f"{type(self).__module__}:{type(self).__qualname__}"
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        """Refuse, before anything slow, options that make no sense here."""
+        if config.data.partition not in cls.partitions:
+            raise InputError(
+                f"--data.partition {config.data.partition} is not for {config.data.name}: "
+                f"give {' or '.join([', '.join(cls.partitions[:-1]), cls.partitions[-1]])}."
+            )
+        cls.score.check_target(config.target_accuracy, "--target-accuracy")
+
+    @property
+    @abstractmethod
+    def examples(self) -> int:
+        """The number of training examples of all clients together."""
+
+    def labels(self) -> Tensor | None:
+        """Integers [examples] that a partition goes by; None where there are none. On the meta device: not known."""
+        return None
+
+    def divide(self, config: Config) -> list[Tensor]:
+        """For each client the numbers of its examples, int64; on the meta device where only how many is known."""
+        self.check(config)
+        labels = self.labels()
+        if labels is None and config.data.partition != "iid":
+            raise InputError(
+                f"--data.partition {config.data.partition} goes by labels, and {self.name} has none: give iid."
+            )
+        if labels is not None and labels.is_meta:
+            return example_shapes(client_sizes(self.examples, config.clients))
+        shares = partition(
+            torch.zeros(self.examples).numpy() if labels is None else labels.cpu().numpy(),
+            config.clients,
+            config.data.partition,
+            alpha=config.data.alpha,
+            shards_per_client=config.data.shards_per_client,
+            rng=numpy_generator(config.seed, "partition"),
+        )
+        return [torch.as_tensor(indices, dtype=torch.int64) for indices in shares]
+
+    @abstractmethod
+    def make_model(self, config: Config) -> nn.Module:
+        """The unsplit model with its initial weights. torch is seeded before; its default device is set."""
+
+    def usual_cut(self, config: Config, model: nn.Module) -> str | None:
+        """Where the model is cut if --model.cut is not given; None where that must be given."""
+        return None
+
+    @abstractmethod
+    def example(self, batch: int, device: torch.device | str) -> Any:
+        """Inputs of the model, a tensor or keyword inputs, for the splitter to see what it does."""
+
+    def largest_example(self, batch: int, device: torch.device | str) -> Any:
+        """Inputs as large as they can be in a run, to see what it needs."""
+        return self.example(batch, device)
+
+    @abstractmethod
+    def make_task(self, config: Config, device: torch.device) -> Task:
+        """What a batch, its target, the loss and the metrics are; batches are made on the device."""
+
+    def named(self, config: Config) -> Config:
+        """The configuration with the names of this problem and its model, for a problem that no option names."""
+        data = replace(config.data, name=self.name)
+        return replace(config, data=data, model=replace(config.model, name=self.model_name or config.model.name))
+
+
+def example_shapes(counts: Iterable[int]) -> list[Tensor]:
+    """For each client as many examples, of which nothing else is known."""
+    return [torch.empty(count, dtype=torch.int64, device="meta") for count in counts]

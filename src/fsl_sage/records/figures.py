@@ -1,4 +1,4 @@
-"""The two figures of every run: accuracy against communication, and who holds which classes."""
+"""The two figures of every run: the headline score against communication, and who holds which classes."""
 
 from collections.abc import Iterable, Sequence
 from io import BytesIO
@@ -10,6 +10,7 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fsl_sage.problems.score import Score
 from fsl_sage.records.files import write_bytes
 from fsl_sage.wire.ledger import GIB
 
@@ -32,21 +33,24 @@ def colour_of(algorithm: str, known: Iterable[str]) -> str:
     return COLOURS.get(algorithm, _MORE[places.get(algorithm, len(places)) % len(_MORE)])
 
 
-def accuracy_figure(path: Path, metrics: Sequence[dict[str, Any]], algorithm: str, colour: str) -> None:
-    """Test accuracy against GiB moved, with the rounds that aligned marked."""
+def score_figure(path: Path, metrics: Sequence[dict[str, Any]], score: Score, algorithm: str, colour: str) -> None:
+    """The headline score against GiB moved, with the rounds that aligned marked."""
     figure = Figure(figsize=(6.4, 4), layout="constrained")
     axes = figure.subplots()
     gib = [line["bytes_paper"] / GIB for line in metrics]
-    accuracy = [100 * line["test_accuracy"] for line in metrics]
-    axes.plot(gib, accuracy, color=colour, marker="o", markersize=3, label=algorithm)
+    values = [(100 if score.percent else 1) * line[score.name] for line in metrics]
+    axes.plot(gib, values, color=colour, marker="o", markersize=3, label=algorithm)
     aligned = [place for place, line in enumerate(metrics) if line["aligned"]]
     if aligned:
-        points = ([gib[place] for place in aligned], [accuracy[place] for place in aligned])
+        points = ([gib[place] for place in aligned], [values[place] for place in aligned])
         axes.plot(*points, "D", color=colour, markerfacecolor="white", markersize=7, label="round that aligns")
-    axes.set(xlabel="communication, GiB (the paper's convention)", ylabel="test accuracy, %")
+    axes.set(
+        xlabel="communication, GiB (the paper's convention)",
+        ylabel=f"{score.title}, %" if score.percent else score.title,
+    )
     axes.set_xlim(left=0)
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False, loc="lower right")
+    axes.legend(frameon=False, loc="lower right" if score.higher_is_better else "upper right")
     _save(figure, path)
 
 

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from fsl_sage.config import Config
+from fsl_sage.problems.score import ACCURACY, Score
+from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.records.trackers import Tracker
 from fsl_sage.wire.ledger import GIB
 
@@ -20,17 +22,21 @@ class PlainLines(Tracker):
     def __init__(self, write: Callable[[str], None] = print_line) -> None:
         self._write = write
         self._rounds = 0
+        self._score = ACCURACY
 
     def start(self, config: Config, directory: Path, done: list[dict[str, Any]]) -> None:
         """Say what runs."""
         self._rounds = config.rounds
+        self._score = RunDirectory(directory).score()
         self._write(f"{config.algorithm} · {describe(config, len(done))}")
         self._write(f"files in {directory}")
 
     def round(self, metrics: dict[str, Any]) -> None:
         """One line."""
-        names = ("accuracy", "loss", "GiB", "fidelity", "time")
-        values = "  ".join(f"{name} {value}" for name, value in zip(names, round_cells(metrics), strict=True))
+        names = (self._score.short, "loss", "GiB", "fidelity", "time")
+        values = "  ".join(
+            f"{name} {value}" for name, value in zip(names, round_cells(metrics, self._score), strict=True)
+        )
         self._write(f"round {metrics['round'] + 1}/{self._rounds}  {values}")
 
 
@@ -43,13 +49,13 @@ def describe(config: Config, done: int) -> str:
     )
 
 
-def round_cells(metrics: dict[str, Any]) -> list[str]:
-    """A round for people: accuracy, loss, GiB moved so far, fidelity (before → after an alignment), time."""
+def round_cells(metrics: dict[str, Any], score: Score) -> list[str]:
+    """A round for people: the headline score, loss, GiB moved so far, fidelity (before → after an alignment), time."""
     before, after = metrics["fidelity_cosine"], metrics["fidelity_cosine_seen"]
     fidelity = "-" if before is None else f"{before:.2f}" + ("" if after is None else f" → {after:.2f}")
     return [
-        f"{metrics['test_accuracy']:.1%}",
-        f"{metrics['test_loss']:.3f}",
+        score.text(metrics[score.name]),
+        "-" if (loss := metrics.get("test_loss")) is None else f"{loss:.3f}",
         f"{metrics['bytes_paper'] / GIB:.3f}",
         fidelity,
         f"{metrics['seconds']:.1f} s",

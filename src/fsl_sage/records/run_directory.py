@@ -1,6 +1,7 @@
 """The run directory: the one place that writes a run's files.
 
-config.json         everything that decides the run, with versions; written before anything slow
+config.json         everything that decides the run, with versions; written before anything slow. Then the headline
+                    score is added: its name and its direction
 metrics.jsonl       one object a round
 ledger.csv          every byte by round, client, direction and kind; round -1 is the first download
 checkpoint.safetensors   the newest checkpoint, between rounds; dropped when the run is finished
@@ -8,7 +9,8 @@ model.safetensors   the final merged model; of one trained by LoRA what was trai
 adapter/            these adapters in peft's own format
 result.json         how the run ended; its presence says that the run is finished
 classes.csv         the class-label distribution: training examples by client (rows) and class (columns)
-accuracy.png, classes.png
+accuracy.png        the headline score (under its name) against communication
+classes.png
 """
 
 import csv
@@ -16,6 +18,7 @@ import io
 import json
 import platform
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -27,6 +30,7 @@ from torch import Tensor
 
 from fsl_sage.config import Config, digest, from_dict, to_dict
 from fsl_sage.errors import InputError
+from fsl_sage.problems.score import ACCURACY, Score
 from fsl_sage.records.files import load_tensors, save_tensors, write_bytes, write_json
 from fsl_sage.wire.ledger import Entry
 from fsl_sage.wire.message import Tensors
@@ -86,7 +90,17 @@ class RunDirectory:
             if not any(self.path.iterdir()):
                 self.path.rmdir()
 
+    def figure(self, score: Score) -> Path:
+        """The figure of the headline score."""
+        return self.path / f"{score.short.replace(' ', '-')}.png"
+
     # What a run writes
+
+    def save_score(self, score: Score) -> None:
+        """Write down what the run is judged by."""
+        written = json.loads(self.config_file.read_text())
+        if written.get("score") != (values := asdict(score)):
+            write_json(self.config_file, {**written, "score": values})
 
     def append(self, metrics: Mapping[str, Any], entries: Iterable[Entry]) -> None:
         """One round's ledger and metrics."""
@@ -112,6 +126,12 @@ class RunDirectory:
             self.checkpoint_file.unlink(missing_ok=True)
 
     # What resuming and reporting read
+
+    def score(self) -> Score:
+        """What the run is judged by; the test accuracy where that is not written down."""
+        if not self.config_file.exists():
+            return ACCURACY
+        return score_in(json.loads(self.config_file.read_text()))
 
     def finished(self) -> bool:
         """Whether the run has come to its end."""
@@ -162,6 +182,11 @@ class RunDirectory:
             return []
         lines = [line for line in self.ledger_file.read_text().splitlines(keepends=True)[1:] if line.endswith("\n")]
         return [Entry(int(t), int(client), way, kind, int(size)) for t, client, way, kind, size in csv.reader(lines)]  # type: ignore[arg-type]
+
+
+def score_in(written: Mapping[str, Any]) -> Score:
+    """The headline score in what config.json has; runs of older versions were all judged by the test accuracy."""
+    return Score(**written["score"]) if "score" in written else ACCURACY
 
 
 def _default_path(config: Config) -> Path:

@@ -8,12 +8,12 @@ import torch
 
 from fsl_sage.config import Config
 from fsl_sage.engines.local import LocalEngine
-from fsl_sage.engines.setup import make_setup
 from fsl_sage.errors import InputError
 from fsl_sage.experiment import Federation
+from fsl_sage.experiment.setup import make_setup
 from fsl_sage.models import make_base_model, tokenizer_path
+from fsl_sage.problems.make import is_text
 from fsl_sage.problems.texts.e2e import Meaning, held_out_meanings, load_tokenizer
-from fsl_sage.problems.texts.texts import KNOWN_TEXTS
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.seeding import derive
 
@@ -34,7 +34,7 @@ def load_trained(directory: Path, *, adapter: bool = True) -> Trained:
     """The language model that a finished run has trained; without `adapter` as it was before the run."""
     run = RunDirectory(directory)
     config = run.config()
-    if config.data.name not in KNOWN_TEXTS:
+    if not is_text(config):
         raise InputError(f"{directory} is a run on {config.data.name}: only one on e2e has a model that writes text.")
     if not run.finished():
         raise InputError(f"{directory} is not finished: resume it by 'fsl-sage resume {directory}'.")

@@ -11,11 +11,10 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from fsl_sage.engines.base import Delivery, Engine, Setup
-from fsl_sage.engines.flower.client_app import FINISH
 from fsl_sage.engines.flower.courier import POLL, Courier
 from fsl_sage.engines.flower.inspection import Inspector, RejectedError
 from fsl_sage.engines.flower.node_state import NEVER
-from fsl_sage.engines.flower.records import Assignment, Report
+from fsl_sage.engines.flower.records import FINISH, Assignment, Report
 from fsl_sage.engines.flower.roster import Roster
 from fsl_sage.engines.intake import Intake, learn_from
 from fsl_sage.engines.server import host_server

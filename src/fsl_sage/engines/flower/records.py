@@ -17,6 +17,8 @@ from fsl_sage.wire.message import Message, Tensors
 from fsl_sage.wire.paths import below, flat, grouped
 
 ABOUT, TENSORS = "about", "tensors"
+HELLO, FINISH = "hello", "finish"
+"""What a node is asked beside training: which client it is, and to end the run."""
 SAFETENSORS = "safetensors"
 
 

@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping
 from flwr.app import Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 
-from fsl_sage.engines.flower.client_app import HELLO
 from fsl_sage.engines.flower.courier import Courier, printable
-from fsl_sage.engines.flower.records import ABOUT
+from fsl_sage.engines.flower.records import ABOUT, HELLO
 
 HELLO_SECONDS = 300.0
 """How long a node may take to say which client it is."""

@@ -11,13 +11,13 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
 from torch import Tensor
 
+from fsl_sage.devices import pick_device
 from fsl_sage.engines.base import ClientError, Delivery, LostError, Outcome, Replies, Setup, Uploads
 from fsl_sage.engines.intake import Intake
 from fsl_sage.engines.process import prepare_process
 from fsl_sage.engines.ray.arrays import carry_tensors_as_arrays, to_device
 from fsl_sage.engines.ray.pool import Pool, UnpreparedError
 from fsl_sage.engines.server import HostedServer
-from fsl_sage.engines.setup import pick_device
 from fsl_sage.engines.worker import Play, Worker, copied
 from fsl_sage.roles.protocols import Parts, Update
 from fsl_sage.roles.s_server import Job, SServer

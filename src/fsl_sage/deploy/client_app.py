@@ -9,13 +9,12 @@ from typing import Any, TypeVar
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from fsl_sage.deploy.agreement import read_agreement
+from fsl_sage.deploy.site import Site
 from fsl_sage.engines.base import ClientError
-from fsl_sage.engines.flower.agreement import read_agreement
-from fsl_sage.engines.flower.records import ABOUT, Assignment
-from fsl_sage.engines.flower.site import Site
+from fsl_sage.engines.flower.records import ABOUT, FINISH, HELLO, Assignment
 from fsl_sage.errors import InputError
 
-HELLO, FINISH = "hello", "finish"
 LOG = logging.getLogger("flwr")
 
 Result = TypeVar("Result")

@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 import torch
+from tests.texts import FAMILIES, save_all, save_model
 
 from fsl_sage.config import from_dict
-from fsl_sage.engines.setup import make_setup
 from fsl_sage.errors import InputError
-from tests.texts import FAMILIES, save_all, save_model
+from fsl_sage.experiment.setup import make_setup
 
 pytest.importorskip("peft")
 
-from fsl_sage.engines.one_side import load_side
+from fsl_sage.problems.texts.one_side import load_side
 from fsl_sage.split.trace.skeleton import named_tensors
 
 

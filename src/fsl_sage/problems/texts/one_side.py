@@ -13,9 +13,10 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from fsl_sage.config import Config
-from fsl_sage.engines.setup import META, build_model, cut_model
 from fsl_sage.errors import InputError
 from fsl_sage.models.language import draw_adapters, model_path
+from fsl_sage.problems.parts import META, build_model, cut_model
+from fsl_sage.problems.texts.problem import TextProblem
 from fsl_sage.problems.texts.texts import TextSizes
 from fsl_sage.seeding import derive
 from fsl_sage.split.trace.skeleton import holder_and_attribute, named_tensors, set_tensor
@@ -31,9 +32,9 @@ def load_side(config: Config, parts: Sequence[str]) -> dict[str, nn.Module]:
     path = model_path(config.model.name)
     if path is None or not any(path.glob("*.safetensors")):
         raise InputError(f"--model.name {config.model.name} has no weights to read: give hf:PATH, a directory of them.")
-    sizes = TextSizes(1, 1, config.data.sequence_length)
-    whole = build_model(config, sizes, META)
-    made = cut_model(config, whole, sizes, META)
+    problem = TextProblem(None, TextSizes(1, 1, config.data.sequence_length))
+    whole = build_model(config, problem, META)
+    made = cut_model(config, problem, whole, META)
     if unknown := sorted(set(parts) - set(made)):
         raise InputError(f"There is no part {unknown[0]!r}: give some of {', '.join(made)}.")
     with torch.random.fork_rng(devices=[]):

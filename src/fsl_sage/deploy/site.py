@@ -4,19 +4,16 @@ from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
-import torch
-
-from fsl_sage.algorithms import make_algorithm
 from fsl_sage.config import Config
+from fsl_sage.deploy.agreement import Agreement
 from fsl_sage.engines.base import ClientError, Delivery, Setup
-from fsl_sage.engines.flower.agreement import Agreement
 from fsl_sage.engines.flower.node_state import NodeState
 from fsl_sage.engines.flower.records import Assignment, Report
-from fsl_sage.engines.flower.site_data import load_site
 from fsl_sage.engines.process import prepare_process
-from fsl_sage.engines.setup import assemble, build_parts, make_task, pick_device
 from fsl_sage.engines.worker import Worker
 from fsl_sage.errors import InputError
+from fsl_sage.experiment.setup import make_setup
+from fsl_sage.problems.images.sites import load_site
 from fsl_sage.roles.protocols import Parts
 from fsl_sage.wire.message import Message, Tensors
 from fsl_sage.wire.paths import below, flat
@@ -85,9 +82,10 @@ class Site:
 
 def _setup(config: Config, agreement: Agreement, client: int, data: Path) -> Setup:
     """As every engine starts, with this site's images alone; of the other clients only the numbers are known."""
-    device = pick_device(config.device)
-    images = load_site(data, client, agreement)
-    task = make_task(config, images, device)
-    modules = build_parts(config, images.sizes, device)
-    examples = [torch.arange(count) for count in agreement.examples]
-    return assemble(config, make_algorithm(config), task, modules, examples)
+    problem, agreed = load_site(data, agreement), agreement.examples[client]
+    if problem.examples != agreed:
+        raise InputError(
+            f"Client {client} has {problem.examples} images here but {agreed} in the agreement: "
+            "correct 'examples' in the app's config.json, or the site's data."
+        )
+    return make_setup(config, problem, agreement.examples)

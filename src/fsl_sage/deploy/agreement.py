@@ -7,29 +7,16 @@ from pathlib import Path
 from fsl_sage.algorithms import make_algorithm
 from fsl_sage.config import Config, from_dict, to_dict
 from fsl_sage.errors import InputError
-from fsl_sage.problems.images.images import Sizes
+from fsl_sage.problems.images.sites import ImageTerms
 from fsl_sage.records.files import write_json
 
 
 @dataclass(frozen=True)
-class Agreement:
+class Agreement(ImageTerms):
     """What every site and the server must see in the same way."""
 
     examples: tuple[int, ...] = ()
     """For each client the number of its training images: averages and learning rates go by them."""
-    image: tuple[int, ...] = ()
-    """Channels, height and width of an image."""
-    classes: tuple[str, ...] = ()
-    """The names of the classes in the order of their labels."""
-    mean: tuple[float, ...] = ()
-    """Mean of x/255 by channel, subtracted from every image."""
-    std: tuple[float, ...] = ()
-    """Standard deviation of x/255 by channel, by which every image is divided."""
-
-    def sizes(self, test: int) -> Sizes:
-        """The sizes of the data of all sites together, with `test` test images."""
-        channels, height, width = self.image
-        return Sizes(sum(self.examples), test, len(self.classes), (channels, height, width))
 
 
 def check(config: Config, agreement: Agreement) -> None:

@@ -1,0 +1,19 @@
+"""The device that a run computes on."""
+
+import torch
+
+from fsl_sage.errors import InputError
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto`: a GPU where there is one."""
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if name == "auto":
+        name = next(kind for kind in ("cuda", "mps", "cpu") if available[kind])
+    if not available.get(name.split(":")[0], False):
+        have = ", ".join(["auto", *(kind for kind, there in available.items() if there)])
+        raise InputError(f"--device {name} is not available here: give one of {have}.")
+    try:
+        return torch.device(name)
+    except RuntimeError:
+        raise InputError(f"--device {name} is not possible: give auto, cpu, cuda, cuda:N or mps.") from None

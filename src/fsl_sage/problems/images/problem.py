@@ -1,0 +1,100 @@
+"""Images as a problem: who is in the picture."""
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor, nn
+
+from fsl_sage.config import Config
+from fsl_sage.models import make_model, usual_cut
+from fsl_sage.precision import dtype_of
+from fsl_sage.problems.base import Problem
+from fsl_sage.problems.images.classification import Classification
+from fsl_sage.problems.images.images import KNOWN_SIZES, ImageData, Images, Sizes
+from fsl_sage.problems.images.sources import load_images
+
+
+class ImageProblem(Problem):
+    """Labelled images, and a model that tells the classes apart."""
+
+    def __init__(self, data: ImageData) -> None:
+        self.data = data
+        self.classes = data.classes
+        self._sizes = data.sizes
+
+    @property
+    def name(self) -> str:
+        """As --data.name."""
+        return self.data.name
+
+    @property
+    def examples(self) -> int:
+        """The number of training images."""
+        return self._sizes.train
+
+    def labels(self) -> Tensor:
+        """The classes of the training images."""
+        return self.data.train.y
+
+    def make_model(self, config: Config) -> nn.Module:
+        """The model that --model.name names."""
+        return make_model(config.model.name, self._sizes.classes, self._sizes.image)
+
+    def usual_cut(self, config: Config, model: nn.Module) -> str | None:
+        """The built-in models have one."""
+        return usual_cut(config.model.name, model)
+
+    def example(self, batch: int, device: torch.device | str) -> Tensor:
+        """Black images, float32 [batch, C, H, W]."""
+        return self._sizes.example(batch, device)
+
+    def make_task(self, config: Config, device: torch.device) -> Classification:
+        """Classification; on the meta device images stay as they are, for augmentation changes no shape."""
+        return Classification(
+            self.data,
+            device,
+            augment=config.data.augment and device.type != "meta",
+            label_smoothing=config.optimizer.label_smoothing or 0.0,
+            dtype=dtype_of(config.precision),
+        )
+
+
+def load_image_problem(config: Config) -> ImageProblem:
+    """The images that --data.name names."""
+    return ImageProblem(load_image_data(config))
+
+
+def load_image_data(config: Config) -> ImageData:
+    """Both sets, of images."""
+    data = config.data
+    return load_images(
+        data.name,
+        data.dir,
+        test_fraction=data.test_fraction,
+        train_images=data.train_images,
+        test_images=data.test_images,
+        seed=config.seed,
+    )
+
+
+def known_image_sizes(config: Config) -> Sizes | None:
+    """The sizes of a built-in set, without reading it; None for others."""
+    data, sizes = config.data, KNOWN_SIZES.get(config.data.name)
+    if sizes is None:
+        return None
+    train = min(data.train_images or sizes.train, sizes.train)
+    return Sizes(train, min(data.test_images or sizes.test, sizes.test), sizes.classes, sizes.image)
+
+
+@lru_cache(maxsize=16)  # the same problem for the same sizes, so that what is made for it can be kept, too
+def image_shapes(sizes: Sizes) -> ImageProblem:
+    """Images of the right number and shape on the meta device."""
+    train, test = (
+        Images(
+            torch.empty(count, *sizes.image, dtype=torch.uint8, device="meta"),
+            torch.empty(count, dtype=torch.int64, device="meta"),
+        )
+        for count in (sizes.train, sizes.test)
+    )
+    ones = (1.0,) * sizes.image[0]
+    return ImageProblem(ImageData("shapes", train, test, ("",) * sizes.classes, ones, ones))

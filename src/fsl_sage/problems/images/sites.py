@@ -1,0 +1,82 @@
+"""Images that are not all in one place: those of a site, and the test images of the server."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from fsl_sage.config import Config
+from fsl_sage.errors import InputError
+from fsl_sage.problems.images.images import ImageData, Images, Sizes
+from fsl_sage.problems.images.npz import channel_moments, images_in, read_arrays
+from fsl_sage.problems.images.problem import ImageProblem, load_image_data
+from fsl_sage.problems.texts.texts import KNOWN_TEXTS
+
+
+@dataclass(frozen=True)
+class ImageTerms:
+    """What everyone who holds a share of the images must see in the same way."""
+
+    image: tuple[int, ...] = ()
+    """Channels, height and width of an image."""
+    classes: tuple[str, ...] = ()
+    """The names of the classes in the order of their labels."""
+    mean: tuple[float, ...] = ()
+    """Mean of x/255 by channel, subtracted from every image."""
+    std: tuple[float, ...] = ()
+    """Standard deviation of x/255 by channel, by which every image is divided."""
+
+    def sizes(self, train: int, test: int = 0) -> Sizes:
+        """The sizes of so many images."""
+        channels, height, width = self.image
+        return Sizes(train, test, len(self.classes), (channels, height, width))
+
+
+def load_site(path: Path, terms: ImageTerms) -> ImageProblem:
+    """A site's training images: an .npz with x and y, or a directory of such files, in the order of their names."""
+    files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
+    if not files:
+        raise InputError(f"There is no .npz archive in {path}: put the site's images there, as x and y.")
+    shares = [_read(file, terms) for file in files]
+    if len({share.x.shape[1:] for share in shares}) > 1:
+        raise InputError(f"The archives in {path} hold images of several shapes: one shape is needed.")
+    images = Images(torch.cat([share.x for share in shares]), torch.cat([share.y for share in shares]))
+    return _as_agreed(str(path), images, terms)
+
+
+def _read(file: Path, terms: ImageTerms) -> Images:
+    arrays = read_arrays(file)
+    if "classes" in arrays and tuple(arrays["classes"].astype(str).tolist()) != terms.classes:
+        raise InputError(f"The classes in {file} are not those of the agreement, or in another order.")
+    return images_in(arrays, "x", "y", file)
+
+
+def load_test_images(config: Config, terms: ImageTerms) -> ImageProblem:
+    """The server's problem: the test images of the data set that the configuration names."""
+    return _as_agreed(config.data.name, load_server_data(config).test, terms)
+
+
+def _as_agreed(name: str, images: Images, terms: ImageTerms) -> ImageProblem:
+    """A problem of one who has only training or only test images, with the classes and normalisation of all.
+
+    The images stand on both sides: a site never asks for a test batch, nor the server for a training batch.
+    """
+    if tuple(images.x.shape[1:]) != terms.image:
+        raise InputError(f"The images in {name} are {list(images.x.shape[1:])}, not {list(terms.image)} as agreed.")
+    return ImageProblem(ImageData(name, images, images, terms.classes, terms.mean, terms.std))
+
+
+def load_server_data(config: Config) -> ImageData:
+    """The data set that the configuration names; an .npz may hold x_test and y_test alone."""
+    if config.data.name in KNOWN_TEXTS:
+        raise InputError(
+            f"--data.name {config.data.name} cannot run on Flower, whose sites hold images: give --engine local or ray."
+        )
+    path = Path(config.data.name.removeprefix("npz:")).expanduser()
+    if config.data.name.startswith("npz:") and "x" not in (arrays := read_arrays(path)):
+        test = images_in(arrays, "x_test", "y_test", path)
+        if "classes" not in arrays:
+            raise InputError(f"{path} has test images alone: name their classes in 'classes'.")
+        classes = tuple(arrays["classes"].astype(str).tolist())
+        return ImageData(config.data.name, test, test, classes, *channel_moments(test))
+    return load_image_data(config)

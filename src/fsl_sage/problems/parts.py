@@ -1,0 +1,61 @@
+"""The model of a problem and its parts."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from fsl_sage.config import Config
+from fsl_sage.errors import InputError
+from fsl_sage.models import is_language_model, replace_batch_norm, train_auxiliary, usual_auxiliary
+from fsl_sage.precision import dtype_of
+from fsl_sage.problems.base import Problem
+from fsl_sage.seeding import derive
+from fsl_sage.split import Analysis, auxiliary, split_model
+
+META = torch.device("meta")
+
+
+def build_model(config: Config, problem: Problem, device: torch.device) -> nn.Module:
+    """The unsplit model with its initial weights."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive(config.seed, "model"))
+        # Drawn on the CPU whatever the device, so that every device starts from the same weights.
+        with torch.device(META if device == META else "cpu"):
+            model = problem.make_model(config)
+            if config.model.batch_norm == "group":
+                model = replace_batch_norm(model)
+    return model
+
+
+def build_parts(config: Config, problem: Problem, device: torch.device) -> dict[str, nn.Module]:
+    """The model, cut in two, and the auxiliary."""
+    return cut_model(config, problem, build_model(config, problem, device), device)
+
+
+def cut_model(config: Config, problem: Problem, model: nn.Module, device: torch.device) -> dict[str, nn.Module]:
+    """The parts of a model that is built; they hold its tensors."""
+    example = problem.example(2, META if device == META else "cpu")
+    split = split_model(model, _cut(config, problem, model, example), example)
+    # Drawn and split in float32 whatever the precision, so that every precision starts from the same weights.
+    there: dict[str, Any] = {"device": device, "dtype": dtype_of(config.precision)}
+    if len(config.model.cuts) == 2:  # a U-shape has no auxiliary: its server does not compute the loss
+        return {part.name: part.to(**there) for part in split.parts}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive(config.seed, "auxiliary"))
+        estimator = auxiliary(split, config.model.auxiliary or usual_auxiliary(model), aligned=device != META)
+    if is_language_model(model):
+        train_auxiliary(estimator, model, config.lora)
+    parts = {"client": split.client, "server": split.server, "auxiliary": estimator}
+    return {part: module.to(**there) for part, module in parts.items()}
+
+
+def _cut(config: Config, problem: Problem, model: nn.Module, example: Any) -> str | tuple[str, str]:
+    if len(config.model.cuts) == 2:
+        first, second = config.model.cuts
+        return first, second
+    cut = config.model.cut or problem.usual_cut(config, model)
+    if cut is None:
+        names = ", ".join(Analysis(model, example).cut_names)
+        raise InputError(f"{config.model.name} has no usual cut: give --model.cut, one of {names}.")
+    return cut
