@@ -1,6 +1,7 @@
 """What a report writes: figures for which there are data, tables in three forms, one page."""
 
 import csv
+import math
 import re
 import time
 
@@ -115,10 +116,16 @@ def test_the_same_data_give_the_same_files(tmp_path):
     assert contents[0] == contents[1]
 
 
-@pytest.mark.parametrize("options", [{"target": (50.0,)}, {"target": (0.0,)}, {"bandwidth": 0.0}])
+@pytest.mark.parametrize("options", [{"target": (math.inf,)}, {"target": (0.0,)}, {"bandwidth": 0.0}])
 def test_impossible_options_are_refused(options):
     with pytest.raises(InputError, match="is not possible"):
         ReportOptions(**options)
+
+
+def test_an_accuracy_above_one_is_no_target(tmp_path):
+    write_grid(tmp_path / "grid", seeds=1)
+    with pytest.raises(InputError, match="--target 50 is not possible: give a fraction above 0, at most 1"):
+        write_report(tmp_path / "grid", tmp_path / "report", ReportOptions(target=(50.0,)))
 
 
 def test_a_report_of_two_hundred_runs(tmp_path):

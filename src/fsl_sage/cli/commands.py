@@ -37,6 +37,7 @@ from fsl_sage.errors import InputError, MissingExtra
 from fsl_sage.experiment import Result, cost, part_sizes, resume, run
 from fsl_sage.experiment.cuts import Limits, cuts_of
 from fsl_sage.models.language import SMOLLM2
+from fsl_sage.problems.make import score_of
 from fsl_sage.problems.sources import fetch
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.report.write import write_report
@@ -94,6 +95,8 @@ def compare_command(args: Sequence[str]) -> None:
     """Run a grid of algorithms, seeds and settings, and write a report; resumable."""
     arguments, grid = parse_comparison(args)
     config = arguments.config
+    for target in arguments.report.target:
+        score_of(config).check_target(target, "--target")
     combined: dict[str, Any] = {name: getattr(grid, name) for name in ("algorithms", "seeds", "alpha", "vary")}
     if arguments.dry_run:
         plans = plan_grid(config, **combined)

@@ -9,6 +9,7 @@ from fsl_sage.models import check_model_name
 from fsl_sage.problems.base import Problem
 from fsl_sage.problems.images.images import Sizes
 from fsl_sage.problems.images.problem import ImageProblem, image_shapes, known_image_sizes, load_image_problem
+from fsl_sage.problems.score import Score
 from fsl_sage.problems.texts.problem import TextProblem, known_text_sizes, load_text_problem, text_defaults
 from fsl_sage.problems.texts.texts import KNOWN_TEXTS
 
@@ -46,6 +47,15 @@ def is_text(config: Config) -> bool:
     return config.data.name in KNOWN_TEXTS
 
 
+def score_of(config: Config) -> Score:
+    """The headline score of the problem that a configuration names, known without its data."""
+    return _kind(config).score
+
+
+def _kind(config: Config) -> type[Problem]:
+    return TextProblem if is_text(config) else ImageProblem
+
+
 def _check(config: Config) -> None:
     """Refuse, before anything slow, what this kind of problem cannot have."""
     kind, colon, _ = config.data.name.partition(":")
@@ -55,4 +65,4 @@ def _check(config: Config) -> None:
             "problem=…, in Python."
         )
     check_model_name(config.model.name)
-    (TextProblem if is_text(config) else ImageProblem).check(config)
+    _kind(config).check(config)

@@ -15,7 +15,7 @@ from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
 from fsl_sage.report.options import HETEROGENEITY, concerns, dirichlet_alpha, heterogeneity
 from fsl_sage.report.panels import LOOK, Drawing, legend_of, line, log_if_far_apart, log_if_needed, pages, plain_numbers
-from fsl_sage.report.study import ACCURACY, COSINE, LOSS, NMSE, Metric, Series, Setting, Study
+from fsl_sage.report.study import NMSE, Metric, Series, Setting, Study
 from fsl_sage.report.style import option_axis, option_name, style, value_name, value_text
 from fsl_sage.units import bytes_text
 
@@ -26,10 +26,10 @@ WHOLE_AXIS = "communication, GiB (whole models, frozen weights too)"
 def draw_figures(study: Study, bandwidth: float) -> list[Drawing]:
     """Every figure for which there are data."""
     with matplotlib.rc_context(LOOK):
-        curves = [_curves(study, metric) for metric in (ACCURACY, LOSS) if study.has(metric)]
-        fidelity = [_fidelity(study, metric) for metric in (COSINE, NMSE) if study.has(metric)]
+        curves = [_curves(study, metric) for metric in study.curves]
+        fidelity = [_fidelity(study, metric) for metric in study.fidelities]
         ablations = [_ablation(study, path) for path in study.varying if path not in _NO_ABLATION]
-        heterogeneity_ = [_best_against_alpha(study), _accuracy_against_communication(study)]
+        heterogeneity_ = [_best_against_alpha(study), _score_against_communication(study)]
         rest = [_classes(study), *ablations, _latency(study, bandwidth)]
         return list(itertools.chain(*curves, *heterogeneity_, *fidelity, *rest))
 
@@ -64,7 +64,7 @@ def _curves(study: Study, metric: Metric) -> Iterator[Drawing]:
 
         against = {"gib": "communication", "whole_gib": "communication with models sent whole"}.get(axis, axis)
         caption = f"{metric.label.capitalize()} against {against}: mean over the seeds, shaded one standard deviation"
-        name = f"{metric.key.removeprefix('test_')}-{axis.replace('_', '-')}"
+        name = f"{metric.file_name}-{axis.replace('_', '-')}"
         yield from pages(name, caption, _by_setting(study), paint, legend=legend_of(study.algorithms))
 
 
@@ -109,7 +109,7 @@ def _alpha(setting: Setting) -> float | None:
     return dirichlet_alpha(setting.values[HETEROGENEITY]) if HETEROGENEITY in setting.values else None
 
 
-def _accuracy_against_communication(study: Study) -> Iterator[Drawing]:
+def _score_against_communication(study: Study) -> Iterator[Drawing]:
     metric = study.main_metric
     panels = [(rest.label, members) for rest, members in study.grouped(HETEROGENEITY)]
     if len(study.series) < 2:
@@ -148,11 +148,12 @@ def _accuracy_against_communication(study: Study) -> Iterator[Drawing]:
             Line2D([], [], linestyle="", color="#999999", marker="o", markersize=math.sqrt(size), label=_name(level))
             for level, size in sizes.items()
         ]
+    corner = "north-west" if metric.higher_is_better else "south-west"
     caption = (
-        f"Best {metric.label} and the communication it took, mean over the seeds: north-west is best; "
+        f"Best {metric.label} and the communication it took, mean over the seeds: {corner} is best; "
         "the larger the marker, the more heterogeneous the clients"
     )
-    yield from pages("accuracy-communication", caption, panels, paint, legend=legend)
+    yield from pages(f"{metric.file_name}-communication", caption, panels, paint, legend=legend)
 
 
 def _level(setting: Setting) -> float:

@@ -16,11 +16,12 @@ from plotly.offline import get_plotlyjs
 
 from fsl_sage.config import option
 from fsl_sage.report.panels import Drawing
-from fsl_sage.report.study import ACCURACY, COSINE, LOSS, NMSE, Metric, Series, Study
+from fsl_sage.report.study import COSINE, NMSE, Metric, Series, Study
 from fsl_sage.report.style import style
 from fsl_sage.report.tables import Cell, Table, to_html
 
-SHORT = {ACCURACY: "accuracy", LOSS: "loss", COSINE: "fidelity (cosine)", NMSE: "fidelity (NMSE)"}
+SHORT = {COSINE: "fidelity (cosine)", NMSE: "fidelity (NMSE)"}
+"""What metrics are called where there is little room, if not by their own short names."""
 FINDINGS = 6
 """Settings whose target is told above all; the table has the rest."""
 
@@ -40,7 +41,7 @@ def make_page(
         style=(page / "report.css").read_text("utf-8"),
         lead=html.escape(_lead(study)),
         notes=_notes(notes),
-        findings=_findings(tables),
+        findings=_findings(study.main_metric, tables),
         tables="\n".join(_table(table) for table in tables),
         figures="\n".join(_figure(drawing, png) for drawing, png in figures),
         configuration=_configuration(study),
@@ -74,8 +75,8 @@ def _notes(notes: Sequence[str]) -> str:
     return f'<div class="notes">{lines}</div>' if notes else ""
 
 
-def _findings(tables: Sequence[Table]) -> str:
-    """For each setting, the GiB that each algorithm needs to a target accuracy; the least first."""
+def _findings(metric: Metric, tables: Sequence[Table]) -> str:
+    """For each setting, the GiB that each algorithm needs to a target; the least first."""
     table = next((table for table in tables if table.name == "to-target"), None)
     if table is None:
         return ""
@@ -83,14 +84,18 @@ def _findings(tables: Sequence[Table]) -> str:
     for row, line in zip(table.rows, table.data, strict=True):
         least = line["gib"] if line["gib"] != "" and line["reached"] == line["seeds"] else math.inf
         groups.setdefault((row[0].text, row[1].text), []).append((least, (row, line)))
-    tiles = [_finding(*key, sorted(lines, key=lambda line: line[0])) for key, lines in groups.items() if len(lines) > 1]
+    tiles = [
+        _finding(f"{target} {metric.label}", setting, sorted(lines, key=lambda line: line[0]))
+        for (setting, target), lines in groups.items()
+        if len(lines) > 1
+    ]
     return f'<div class="findings">{"".join(tiles[:FINDINGS])}</div>' if tiles else ""
 
 
-def _finding(setting: str, target: str, lines: Sequence[tuple[float, Any]]) -> str:
+def _finding(target: str, setting: str, lines: Sequence[tuple[float, Any]]) -> str:
     first_gib, (_, first) = lines[0]
     look = style(first["algorithm"])
-    where = html.escape(f"{target} test accuracy" + (f", {setting}" if setting.strip("–") else ""))
+    where = html.escape(target + (f", {setting}" if setting.strip("–") else ""))
     if not math.isfinite(first_gib):
         return f'<div class="finding"><p class="where">{where}</p><p class="winner">reached by none</p></div>'
     items = []
@@ -164,7 +169,7 @@ def _definitions(values: Mapping[str, Any]) -> str:
 
 
 def _data(study: Study) -> dict[str, Any]:
-    metrics = [metric for metric in SHORT if study.has(metric)]
+    metrics = [*study.curves, *study.fidelities]
     looks = [style(algorithm) for algorithm in study.algorithms]
     return {
         "algorithms": [{"name": look.name, "colour": look.colour, "dash": look.dash} for look in looks],
@@ -177,7 +182,7 @@ def _data(study: Study) -> dict[str, Any]:
 
 
 def _metric(metric: Metric) -> dict[str, str]:
-    return {"key": metric.key, "label": metric.label, "unit": metric.unit, "short": SHORT[metric]}
+    return {"key": metric.key, "label": metric.label, "unit": metric.unit, "short": SHORT.get(metric, metric.short)}
 
 
 def _series(study: Study, series: Series, metrics: Sequence[Metric]) -> dict[str, Any]:

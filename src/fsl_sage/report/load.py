@@ -11,7 +11,8 @@ import numpy as np
 
 from fsl_sage.config import Config
 from fsl_sage.errors import InputError
-from fsl_sage.records.run_directory import RunDirectory
+from fsl_sage.problems.score import ACCURACY, Score
+from fsl_sage.records.run_directory import RunDirectory, score_in
 from fsl_sage.report.options import flatten, options_of
 from fsl_sage.wire.ledger import GIB
 from fsl_sage.wire.message import AUXILIARY
@@ -36,6 +37,8 @@ class Run:
     """Training examples [clients, classes], and the classes' names."""
     environment: str
     """Versions and machine."""
+    score: Score = ACCURACY
+    """What it is judged by."""
 
     @property
     def algorithm(self) -> str:
@@ -86,23 +89,23 @@ def load_runs(folder: Path) -> tuple[list[Run], list[str]]:
 
 
 def _load(name: str, directory: RunDirectory) -> Run:
-    options, environment = _configuration(directory)
+    options, environment, score = _configuration(directory)
     metrics = _readable(directory.metrics_file, directory.metrics)
     result = _readable(directory.result_file, directory.result)
     busiest, auxiliary = _from_ledger(directory, len(metrics))
     stopped = result["stopped"] if result else None
     classes = _readable(directory.classes_file, directory.classes)
-    return Run(name, options, metrics, stopped, busiest, auxiliary, classes, environment)
+    return Run(name, options, metrics, stopped, busiest, auxiliary, classes, environment, score)
 
 
-def _configuration(directory: RunDirectory) -> tuple[dict[str, Any], str]:
-    """The options, with today's defaults for those that were not there yet; versions and machine."""
+def _configuration(directory: RunDirectory) -> tuple[dict[str, Any], str, Score]:
+    """The options, with today's defaults for those that were not there yet; versions and machine; the score."""
     written = _readable(directory.config_file, lambda: json.loads(directory.config_file.read_text()))
     if not isinstance(written, dict) or not isinstance(written.get("config"), dict):
         raise InputError("config.json is not a run's configuration.")
     versions = [f"{name} {number}" for name, number in written.get("versions", {}).items()]
     environment = ", ".join([*versions, *written.get("machine", {}).values()])
-    return {**options_of(Config()), **flatten(written["config"])}, environment
+    return {**options_of(Config()), **flatten(written["config"])}, environment, score_in(written)
 
 
 def _readable(file: Path, read: Callable[[], Any]) -> Any:

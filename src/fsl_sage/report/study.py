@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fsl_sage.problems import score
+from fsl_sage.problems.score import Score
 from fsl_sage.report.load import Run
 from fsl_sage.report.options import HETEROGENEITY, concerns, dirichlet_alpha, settings_of
 from fsl_sage.report.style import rank, value_name
@@ -31,12 +33,36 @@ class Metric:
         """The label of an axis."""
         return f"{self.label}, {self.unit}" if self.unit else self.label
 
+    @classmethod
+    def of(cls, score: Score) -> "Metric":
+        """A headline score as it is drawn: a fraction in percent."""
+        unit, scale = ("%", 100.0) if score.percent else ("", 1.0)
+        return cls(score.name, score.title, unit, scale, score.higher_is_better)
+
+    @property
+    def short(self) -> str:
+        """For narrow places."""
+        return self.label.removeprefix("test ")
+
+    @property
+    def file_name(self) -> str:
+        """For names of figures and tables."""
+        return self.key.removeprefix("test_").replace("_", "-")
+
+    def text(self, value: float) -> str:
+        """A value as it was measured, in the metric's unit."""
+        return f"{self.scale * value:g} {self.unit}".rstrip()
+
+    def reaches(self, values: np.ndarray, target: float) -> np.ndarray:
+        """Which values, as they were measured, are as good as a target."""
+        return values >= target if self.higher_is_better else values <= target
+
     def best(self, values: np.ndarray) -> float:
         """The best of some values."""
         return float(np.nanmax(values) if self.higher_is_better else np.nanmin(values))
 
 
-ACCURACY = Metric("test_accuracy", "test accuracy", "%", 100.0)
+ACCURACY = Metric.of(score.ACCURACY)
 LOSS = Metric("test_loss", "test loss", higher_is_better=False)
 COSINE = Metric("fidelity_cosine", "cosine of estimated and true cut gradients")
 NMSE = Metric("fidelity_nmse", "NMSE of estimated cut gradients", higher_is_better=False)
@@ -154,11 +180,11 @@ class Series:
         """GiB moved in all, by the paper's convention, mean over the seeds."""
         return float(np.mean([run.gib[-1] for run in self.runs]))
 
-    def reaching(self, accuracy: float) -> list[tuple[int, float]]:
-        """(rounds, GiB) to reach a test accuracy (0 to 1), of each run that does."""
+    def reaching(self, metric: Metric, target: float) -> list[tuple[int, float]]:
+        """(rounds, GiB) to reach a target, of each run that does; the target is a value as it was measured."""
         found = []
         for run in self.runs:
-            places = np.flatnonzero(run.values(ACCURACY.key) >= accuracy)
+            places = np.flatnonzero(metric.reaches(run.values(metric.key), target))
             if len(places):
                 found.append((int(places[0]) + 1, float(run.gib[places[0]])))
         return found
@@ -219,9 +245,26 @@ class Study:
         return any(not np.array_equal(run.gib, run.whole_gib) for run in self.runs)
 
     @property
+    def score(self) -> Score:
+        """The headline score of the runs; of most of them, where they differ."""
+        scores = [run.score for run in self.runs]
+        return max(scores, key=scores.count)
+
+    @property
     def main_metric(self) -> Metric:
-        """What algorithms are judged by."""
-        return ACCURACY if self.has(ACCURACY) else LOSS
+        """What algorithms are judged by: the headline score, or the loss of runs without it."""
+        headline = Metric.of(self.score)
+        return headline if self.has(headline) else LOSS
+
+    @property
+    def curves(self) -> list[Metric]:
+        """The scores that the runs recorded: the headline score and the loss."""
+        return [metric for metric in dict.fromkeys((Metric.of(self.score), LOSS)) if self.has(metric)]
+
+    @property
+    def fidelities(self) -> list[Metric]:
+        """How well cut gradients were estimated, as far as the runs recorded it."""
+        return [metric for metric in (COSINE, NMSE) if self.has(metric)]
 
 
 def make_study(runs: Sequence[Run]) -> Study:

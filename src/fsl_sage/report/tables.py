@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fsl_sage.report.load import Run
-from fsl_sage.report.study import ACCURACY, Metric, Series, Setting, Spread, Study
+from fsl_sage.report.study import LOSS, Metric, Series, Setting, Spread, Study
 from fsl_sage.report.style import style
 from fsl_sage.units import gib_number
 from fsl_sage.wire.ledger import GIB
@@ -43,17 +43,17 @@ class Table:
 
 
 def make_tables(study: Study, targets: Sequence[float]) -> list[Table]:
-    """All tables for which the runs have data; `targets` are test accuracies, 0 to 1."""
+    """All tables for which the runs have data; `targets` are values of the headline score."""
     metric = study.main_metric
     tables = [_overview(study, metric, "best"), _overview(study, metric, "final")]
     if any(len(study.within(setting)) > 1 for setting in study.settings):
         tables.append(_overview(study, metric, "equal"))
-    if metric is ACCURACY:
-        tables.append(_to_target(study, targets))
+    if metric is not LOSS:
+        tables.append(_to_target(study, metric, targets))
     return [table for table in [*tables, _runs(study)] if table.rows]
 
 
-# Accuracy by algorithm and setting
+# The headline score by algorithm and setting
 
 
 def common_gib(study: Study, setting: Setting) -> float:
@@ -76,7 +76,7 @@ def _overview(study: Study, metric: Metric, which: str) -> Table:
         columns = ["algorithm", *(line[0].text for line in lines)]
         rows = [[Cell(name), *(line[place + 1] for line in lines)] for place, name in enumerate(names)]
     seeds = "" if all(line["seeds"] == 1 for line in data) else ", mean ± standard deviation over the seeds"
-    return Table(f"{which}-{metric.key.removeprefix('test_')}", _captions(metric, which) + seeds, columns, rows, data)
+    return Table(f"{which}-{metric.file_name}", _captions(metric, which) + seeds, columns, rows, data)
 
 
 def _captions(metric: Metric, which: str) -> str:
@@ -133,19 +133,22 @@ def _ranked(values: Sequence[Spread | None], metric: Metric) -> list[Cell]:
     return cells
 
 
-# Bytes and rounds to a target accuracy
+# Bytes and rounds to a target
 
 
-def default_target(study: Study, setting: Setting) -> float | None:
-    """The accuracy that ends the runs, if one does.
+def default_target(study: Study, setting: Setting, metric: Metric) -> float | None:
+    """The value of the headline score that ends the runs, if one does.
 
-    Else the highest whole 5 % that two algorithms of the setting reach with every seed (the only one, if it is alone).
+    Else, of a score in percent, the highest whole 5 % that two algorithms of the setting reach with every seed (the
+    only one, if it is alone).
     """
     asked = {run.options["target_accuracy"] for series in study.within(setting) for run in series.runs}
     if len(asked) == 1 and None not in asked:
         return float(asked.pop())
+    if not metric.unit:
+        return None
     lowest = sorted(
-        (min(float(run.values(ACCURACY.key).max()) for run in each.runs) for each in study.within(setting)),
+        (min(float(run.values(metric.key).max()) for run in each.runs) for each in study.within(setting)),
         reverse=True,
     )
     reached = lowest[min(1, len(lowest) - 1)]
@@ -153,29 +156,30 @@ def default_target(study: Study, setting: Setting) -> float | None:
     return target if target > 0 else None
 
 
-def _to_target(study: Study, targets: Sequence[float]) -> Table:
+def _to_target(study: Study, metric: Metric, targets: Sequence[float]) -> Table:
     rows, data = [], []
     for setting in study.settings:
-        automatic = default_target(study, setting)
+        automatic = default_target(study, setting, metric)
         for target in targets or ([] if automatic is None else [automatic]):
-            lines = [_reach(series, target, study.of(REFERENCE, setting)) for series in study.within(setting)]
+            reference = study.of(REFERENCE, setting)
+            lines = [_reach(series, metric, target, reference) for series in study.within(setting)]
             least = sorted({line["gib"] for line in lines if line["all_reached"]})
             for line in lines:
                 line["rank"] = least.index(line["gib"]) + 1 if line["all_reached"] and len(lines) > 1 else 0
-                rows.append(_target_row(setting, target, line))
+                rows.append(_target_row(setting, metric.text(target), line))
                 kept = ("algorithm", "reached", "seeds", "rounds", "gib", "ratio")
                 own = {name: _rounded(line[name]) for name in kept}
                 data.append({**_setting_columns(study, setting), "target": target, **own})
     columns = ["setting", "target", "algorithm", "seeds", "rounds", "GiB", f"GiB, × {style(REFERENCE).name}"]
     caption = (
-        "Communication (the paper's convention) and rounds to reach a test accuracy, mean ± standard deviation over "
+        f"Communication (the paper's convention) and rounds to reach a {metric.label}, mean ± standard deviation over "
         "the seeds that reach it (how many of them do); “>”: target not reached, this is the total moved"
     )
     return Table("to-target", caption, columns, rows, data)
 
 
-def _reach(series: Series, target: float, reference: Series | None) -> dict[str, Any]:
-    found = series.reaching(target)
+def _reach(series: Series, metric: Metric, target: float, reference: Series | None) -> dict[str, Any]:
+    found = series.reaching(metric, target)
     runs = len(series.runs)
     gib = sum(gib for _, gib in found) / len(found) if found else None
     line = {
@@ -190,7 +194,7 @@ def _reach(series: Series, target: float, reference: Series | None) -> dict[str,
         "ratio": None,
         "at_least": None,
     }
-    base = reference.reaching(target) if reference else []
+    base = reference.reaching(metric, target) if reference else []
     if reference and len(base) == len(reference.runs):
         mean = sum(gib for _, gib in base) / len(base)
         if len(found) == runs:
@@ -207,14 +211,14 @@ def _deviation(values: Sequence[float]) -> str:
     return gib_number(math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1)), like=mean)
 
 
-def _target_row(setting: Setting, target: float, line: dict[str, Any]) -> list[Cell]:
+def _target_row(setting: Setting, target: str, line: dict[str, Any]) -> list[Cell]:
     gib = (
         Cell(gib_number(line["gib"]), line["spread"], line["rank"] if line["rank"] <= 2 else 0) if line["gib"] else None
     )
     ratio = f"{line['ratio']:.2f}" if line["ratio"] else f"> {line['at_least']:.2f}" if line["at_least"] else DASH
     return [
         Cell(setting.label or DASH),
-        Cell(f"{100 * target:g} %"),
+        Cell(target),
         Cell(style(line["algorithm"]).name),
         Cell(f"{line['reached']}/{line['seeds']}"),
         Cell(f"{line['rounds']:.1f}".removesuffix(".0") if line["rounds"] else DASH),

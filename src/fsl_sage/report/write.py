@@ -14,23 +14,21 @@ from fsl_sage.report.panels import save
 from fsl_sage.report.study import Study, make_study
 from fsl_sage.report.tables import Table, make_tables, to_csv, to_latex, to_markdown
 
-INTERACTIVE = ("accuracy-gib", "accuracy-rounds", "loss-gib", "loss-rounds")
-"""Figures that the page has as interactive curves."""
-
 
 @dataclass(frozen=True)
 class ReportOptions:
     """What a report is told beside the runs."""
 
     target: tuple[float, ...] = ()
-    """Test accuracies (0 to 1) to which bytes and rounds are counted; chosen for each setting if not given."""
+    """Test accuracies (0 to 1), or values of another headline score, to which bytes and rounds are counted; chosen for
+    each setting if not given."""
     bandwidth: float = 100.0
     """Mbit/s of each client, for the time that communication takes."""
 
     def __post_init__(self) -> None:
         for target in self.target:
-            if not 0 < target <= 1:
-                raise InputError(f"--target {target:g} is not possible: give accuracies above 0, at most 1.")
+            if not 0 < target < float("inf"):
+                raise InputError(f"--target {target:g} is not possible: give numbers above 0.")
         if not 0 < self.bandwidth < float("inf"):
             raise InputError(f"--bandwidth {self.bandwidth:g} is not possible: give Mbit/s above 0.")
 
@@ -48,16 +46,20 @@ def write_report(folder: Path, out: Path, options: ReportOptions) -> Report:
     """Figures (PNG, PDF), tables (Markdown, CSV, LaTeX) and report.html, in `out`."""
     runs, notes = load_runs(folder)
     study = make_study(runs)
+    for target in options.target:
+        study.score.check_target(target, "--target")
     notes += _unfinished(study)
     tables = make_tables(study, options.target)
     try:
         for name in ("figures", "tables"):
             (out / name).mkdir(parents=True, exist_ok=True)
         _write_tables(tables, out / "tables")
+        # The page has these as interactive curves.
+        interactive = tuple(f"{metric.file_name}-{axis}" for metric in study.curves for axis in ("gib", "rounds"))
         shown = []
         for drawing in draw_figures(study, options.bandwidth):
             png = save(drawing, out / "figures")
-            if not drawing.name.startswith(INTERACTIVE):
+            if not drawing.name.startswith(interactive):
                 shown.append((drawing, png))
         title = folder.resolve().name.replace("-", " ").replace("_", " ")
         page = make_page(title, study, tables, shown, notes, options.bandwidth)
