@@ -77,8 +77,8 @@ def test_mean_and_spread_are_over_the_seeds(tmp_path):
     assert series.final(ACCURACY) == pytest.approx((40, 10 * np.sqrt(2), 2))
     assert series.best(ACCURACY, within_gib=curve.gib[1]) == pytest.approx((35, 5 * np.sqrt(2), 2))
     assert series.best(ACCURACY, within_gib=curve.gib[0] / 2) is None
-    assert [rounds for rounds, _ in series.reaching(0.4)] == [2, 3]
-    assert series.reaching(0.6) == []
+    assert [rounds for rounds, _ in series.reaching(ACCURACY, 0.4)] == [2, 3]
+    assert series.reaching(ACCURACY, 0.6) == []
 
 
 def test_a_curve_goes_as_far_as_every_seed_does(tmp_path):
