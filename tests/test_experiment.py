@@ -123,6 +123,21 @@ def interrupt_after(monkeypatch, rounds):
     monkeypatch.setattr(Federation, "play_round", interrupted)
 
 
+@pytest.fixture
+def interrupted(tiny, monkeypatch):
+    """Makes a run that ended in the middle; its configuration."""
+
+    def make(*, after, **changes):
+        config = tiny(**changes)
+        with monkeypatch.context() as patched:
+            interrupt_after(patched, after)
+            with pytest.raises(KeyboardInterrupt):
+                run(config)
+        return config
+
+    return make
+
+
 def test_resume_before_the_first_checkpoint_starts_anew(tiny, monkeypatch):
     whole = run(tiny()).directory
     config = tiny()
@@ -255,6 +270,16 @@ def test_a_damaged_checkpoint_is_refused(tiny, monkeypatch):
     file = config.out / "checkpoint.safetensors"
     file.write_bytes(file.read_bytes()[:1000])
     with pytest.raises(InputError, match="damaged"):
+        resume(config.out)
+
+
+def test_one_flipped_bit_in_a_checkpoint_is_found(interrupted):
+    config = interrupted(rounds=2, after=1)
+    file = config.out / "checkpoint.safetensors"
+    whole = bytearray(file.read_bytes())
+    whole[-1000] ^= 16  # in the middle of a weight
+    file.write_bytes(whole)
+    with pytest.raises(InputError, match=r"checkpoint\.safetensors is damaged: .* start a new run"):
         resume(config.out)
 
 

@@ -229,6 +229,21 @@ def test_a_node_that_lost_its_state_is_missing_and_the_run_goes_on(deploy):
     assert "state after round 1" in deployment.metrics()[2]["failures"]["2"]
 
 
+def test_a_node_whose_state_is_damaged_is_missing_and_says_so(deploy):
+    deployment = deploy(rounds=2)
+
+    def flip(client, message, reply):
+        if (message.metadata.group_id, client) == ("0", 2):
+            file = deployment.state(2)._file(0)
+            whole = bytearray(file.read_bytes())
+            whole[-9] ^= 1
+            file.write_bytes(whole)
+        return reply
+
+    deployment.serve(deployment.grid(tamper=flip))
+    assert "after-0.safetensors is damaged" in deployment.metrics()[1]["failures"]["2"]
+
+
 def test_a_reply_that_was_not_accepted_leaves_the_client_where_it_was(deploy):
     """Client 2's report on round 1 is lost; it must go on as a client that was absent, from its state after round 0."""
     deployment = deploy(rounds=3)

@@ -121,7 +121,7 @@ class RunDirectory:
         """The newest checkpoint, if there is one."""
         if not self.checkpoint_file.exists():
             return None
-        tensors, values = load_tensors(self.checkpoint_file)
+        tensors, values = load_tensors(self.checkpoint_file, sealed=True)
         if not isinstance(values, dict) or values.get("digest") != digest(config):
             raise InputError(
                 f"{self.checkpoint_file} belongs to another configuration than {self.config_file}: "

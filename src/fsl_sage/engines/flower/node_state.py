@@ -31,7 +31,7 @@ class NodeState:
                 f"This node does not have the client's state after round {after}; it has those after: {kept}. "
                 "Put its state directory back, or start a new run."
             )
-        return load_tensors(self._file(after))[0]
+        return load_tensors(self._file(after), sealed=True)[0]
 
     def save(self, t: int, tensors: Tensors) -> None:
         """Keep the state after round t; what an earlier attempt at it left is replaced."""
