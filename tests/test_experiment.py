@@ -1,4 +1,5 @@
 import json
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -7,7 +8,7 @@ import torch
 
 from fsl_sage.config import Config, load_preset
 from fsl_sage.engines.setup import build_model, make_setup
-from fsl_sage.errors import InputError, TrainingError
+from fsl_sage.errors import InputError, RunWarning, TrainingError
 from fsl_sage.experiment import cost, draw_cohort, resume, run
 from fsl_sage.records.files import load_tensors
 from fsl_sage.records.run_directory import RunDirectory
@@ -149,6 +150,17 @@ def test_resume_before_the_first_checkpoint_starts_anew(tiny, monkeypatch):
     assert_same_run(whole, config.out)
 
 
+@pytest.mark.parametrize("name", ["fsl-sage", "torch"])
+def test_another_version_warns_that_bits_may_differ(interrupted, name):
+    config = interrupted(rounds=2, after=1)
+    file = config.out / "config.json"
+    written = json.loads(file.read_text())
+    written["versions"][name] = "0.0.1"
+    file.write_text(json.dumps(written))
+    with pytest.warns(RunWarning, match=f"began with {name} 0.0.1, .* bits may differ"):
+        resume(config.out)
+
+
 def test_resume_with_a_torn_last_line(tiny, monkeypatch):
     whole = run(tiny()).directory
     config = tiny()
@@ -161,6 +173,61 @@ def test_resume_with_a_torn_last_line(tiny, monkeypatch):
             file.write('{"round": 1, "te' if name.startswith("m") else "1,0,up,act")
     resume(config.out)
     assert_same_run(whole, config.out)
+
+
+DAMAGE = {
+    "last line lost": lambda raw: raw[: raw[:-1].rindex(b"\n") + 1],
+    "first line lost": lambda raw: raw[raw.index(b"\n") + 1 :],
+    "emptied": lambda raw: b"",
+    "cut in a line": lambda raw: raw[:-7],
+    "one bit": lambda raw: bytes([*raw[:70], raw[70] ^ 1, *raw[71:]]),
+    "two lines swapped": lambda raw: b"".join([*(lines := raw.splitlines(keepends=True))[:-2], lines[-1], lines[-2]]),
+    "a line twice": lambda raw: b"".join([(lines := raw.splitlines(keepends=True))[0], *lines]),
+    "a number changed": lambda raw: raw.replace(b"1", b"2"),
+    "Windows' line ends": lambda raw: raw.replace(b"\n", b"\r\n"),
+}
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "ledger.csv"])
+def test_lines_that_are_not_those_of_the_checkpoint_are_refused(interrupted, name):
+    config = interrupted(rounds=3, after=2)
+    file = config.out / name
+    raw = file.read_bytes()
+    for damage in DAMAGE.values():
+        file.write_bytes(damage(raw))
+        with pytest.raises(InputError, match=rf"{name} does not fit the checkpoint, .*start a new run") as said:
+            resume(config.out)
+        assert "lines: " in str(said.value)
+    file.unlink()
+    with pytest.raises(InputError, match=rf"{name} .* cannot be read \(No such file"):
+        resume(config.out)
+    file.write_bytes(raw)
+    assert len(resume(config.out).metrics) == 3
+
+
+def test_damaged_metrics_without_a_checkpoint_are_refused_where_they_are_read(interrupted):
+    directory = RunDirectory(interrupted(rounds=2, after=1).out)
+    for line in ("not json", "[]", '{"round": "x"}', "[" * 100_000):
+        directory.metrics_file.write_text(line + "\n")
+        with pytest.raises(InputError, match=r"metrics\.jsonl is damaged"):
+            directory.metrics()
+    directory.ledger_file.write_text("round,client\n1,2\n")
+    with pytest.raises(InputError, match=r"ledger\.csv is damaged"):
+        directory.ledger()
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="needs /proc")
+def test_lines_are_on_the_disk_before_the_checkpoint_is(tiny, monkeypatch):
+    """Their fsync comes before the checkpoint's, and the directory's after its rename."""
+    synced = []
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (synced.append(os.readlink(f"/proc/self/fd/{file}")), fsync(file)))
+    config = tiny(rounds=1)
+    run(config)
+    names = [os.path.relpath(path, config.out) for path in synced]
+    place = names.index("checkpoint.safetensors.part")
+    assert {"metrics.jsonl", "ledger.csv"} <= set(names[:place])
+    assert names[place + 1] == "."
 
 
 # Stop rules

@@ -2,13 +2,15 @@
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
+from typing import Any
 
 from rich.markup import escape
 
 from fsl_sage.cli.commands import COMMANDS, ERRORS, OUT
 from fsl_sage.config import preset_names
-from fsl_sage.errors import InputError, TrainingError
+from fsl_sage.errors import InputError, RunWarning, TrainingError
 
 
 def _help() -> None:
@@ -19,9 +21,24 @@ def _help() -> None:
     OUT.print(f"\npresets: {', '.join(preset_names())} (with --preset), or your own TOML file", highlight=False)
 
 
+def _print_warnings() -> None:
+    """Print warnings of a run as sentences, without the line of code that they come from."""
+    usual = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if issubclass(category, RunWarning):
+            ERRORS.print(f"[bold yellow]fsl-sage:[/] {escape(str(message))}", highlight=False, soft_wrap=True)
+        else:
+            usual(message, category, *place, **more)
+
+    warnings.showwarning = show
+    warnings.simplefilter("always", RunWarning)
+
+
 def main(args: Sequence[str] | None = None) -> None:
     """Exit codes: 0 done, 1 a training that failed, 2 an impossible option or file, 130 interrupted."""
     args = sys.argv[1:] if args is None else list(args)
+    _print_warnings()
     if not args or args[0] in ("-h", "--help", "help"):
         _help()
         return

@@ -124,8 +124,10 @@ def _restore(
     """The roles as they were at the last checkpoint, or new, and the metrics up to there."""
     checkpoint = directory.load_checkpoint(config)
     federation = build(directory, config)
-    first = federation.load_checkpoint(*checkpoint) if checkpoint else 0
-    metrics, entries = directory.cut_back(first)
+    if checkpoint:
+        directory.warn_of_versions()
+        federation.load_checkpoint(*checkpoint)
+    metrics, entries = directory.cut_back(checkpoint[1] if checkpoint else None)
     federation.ledger.restore(entries, metrics[-1]["bytes_whole_models"] if metrics else 0)
     return federation, metrics
 
