@@ -47,10 +47,19 @@ def serve(config_file: Path, grid: Grid, options: Mapping[str, Any]) -> Result:
     """Train with the nodes of the grid; in a directory that holds an interrupted run, go on with that."""
     config, agreement = read_agreement(config_file)
     data = replace(config.data, name=options["data"] or config.data.name)
-    config = replace(config, data=data, out=Path(options["run-directory"]).expanduser())
+    out = Path(options["run-directory"]).expanduser()
+    config = replace(config, data=data, out=out)
     rules = Rules(float(options["timeout"]), int(options["minimum"]), float(options["join-timeout"]))
     setup = _setup(config, agreement)
-    directory = _open(config)
+    directory = RunDirectory(out)
+    with directory.held():
+        return _serve(directory, config, agreement, setup, grid, rules)
+
+
+def _serve(
+    directory: RunDirectory, config: Config, agreement: Agreement, setup: Setup, grid: Grid, rules: Rules
+) -> Result:
+    _open(directory, config)
     dry = DryEngine(dry_setup(config, agreement.sizes(0), agreement.examples))
     inspector = Inspector(_run_id(directory), dry, len(agreement.classes), setup.settings.device)
     engine = FlowerEngine(setup, grid, inspector, rules)
@@ -71,18 +80,15 @@ def _setup(config: Config, agreement: Agreement) -> Setup:
     return assemble(config, make_algorithm(config), task, modules, examples)
 
 
-def _open(config: Config) -> RunDirectory:
-    """A new run's directory, or that of the run to go on with."""
-    assert config.out is not None
-    directory = RunDirectory(config.out)
+def _open(directory: RunDirectory, config: Config) -> None:
+    """Begin a new run in the directory, or see that the one in it can go on."""
     if not directory.config_file.exists():
-        directory = RunDirectory.create(config)
+        directory.begin(config)
         write_json(directory.path / RUN_FILE, {"run": uuid4().hex})
     if directory.finished():
         raise InputError(f"{directory.path} is finished: give another run-directory for a new run.")
     if digest(directory.config()) != digest(config):
         raise InputError(f"{directory.path} holds a run of another configuration: give another run-directory.")
-    return directory
 
 
 def _run_id(directory: RunDirectory) -> str:

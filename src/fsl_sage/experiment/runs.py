@@ -47,12 +47,14 @@ class Result:
 
 def run(config: Config, trackers: Sequence[Tracker] = ()) -> Result:
     """Train from the beginning, in a new run directory."""
-    directory = RunDirectory.create(config)
-    try:
-        return play(directory, config, trackers)
-    except InputError:
-        directory.abandon()  # so that the corrected command may use the same directory
-        raise
+    directory = RunDirectory.at(config)
+    with directory.held():
+        directory.begin(config)
+        try:
+            return play(directory, config, trackers)
+        except InputError:
+            directory.abandon()  # so that the corrected command may use the same directory
+            raise
 
 
 def resume(path: Path, trackers: Sequence[Tracker] = (), workers: int | None = None, **changes: Any) -> Result:
@@ -62,14 +64,21 @@ def resume(path: Path, trackers: Sequence[Tracker] = (), workers: int | None = N
     """
     directory = RunDirectory(path)
     config = directory.config()
-    if directory.finished():
-        raise InputError(f"{path} is finished: its result is in {directory.result_file}.")
     decisive = sorted(set(changes) - set(NO_PART_OF_THE_RESULT))
     if decisive:
         raise InputError(f"{', '.join(map(option, decisive))} cannot change when a run goes on: start a new run.")
     if workers is not None:
         changes["workers"] = workers
-    return play(directory, replace(config, **changes), trackers)
+    if directory.finished():  # also where nothing can be locked, such as an archive of runs
+        raise _is_finished(directory)
+    with directory.held():
+        if directory.finished():  # by another process, just now
+            raise _is_finished(directory)
+        return play(directory, replace(config, **changes), trackers)
+
+
+def _is_finished(directory: RunDirectory) -> InputError:
+    return InputError(f"{directory.path} is finished: its result is in {directory.result_file}.")
 
 
 def play(
@@ -79,9 +88,19 @@ def play(
     build: Callable[[RunDirectory, Config], Federation] | None = None,
 ) -> Result:
     """The run of a directory, from its last checkpoint to the end; `build` makes roles that are not all here."""
+    with directory.held():
+        return _play(directory, config, trackers, build or _build)
+
+
+def _play(
+    directory: RunDirectory,
+    config: Config,
+    trackers: Sequence[Tracker],
+    build: Callable[[RunDirectory, Config], Federation],
+) -> Result:
     prefer_huge_pages()  # before the data is loaded
     # 1. The roles: data, model, clients and servers; as they were at the last checkpoint, if there is one.
-    federation, metrics = _restore(directory, config, build or _build)
+    federation, metrics = _restore(directory, config, build)
     trackers = [*trackers, *(TRACKERS[name]() for name in config.track)]
     lost = -1
     try:
@@ -100,7 +119,7 @@ def play(
                     raise  # twice in the same round is no accident
                 lost = t
                 federation.engine.close()
-                federation, metrics = _restore(directory, config, build or _build)
+                federation, metrics = _restore(directory, config, build)
                 continue
             for tracker in trackers:
                 tracker.round(metrics[-1])

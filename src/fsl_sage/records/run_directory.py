@@ -9,6 +9,7 @@ adapter/            these adapters in peft's own format
 result.json         how the run ended; its presence says that the run is finished
 classes.csv         the class-label distribution: training examples by client (rows) and class (columns)
 accuracy.png, classes.png
+.lock               who plays the run; gone when it ends
 """
 
 import csv
@@ -16,7 +17,7 @@ import io
 import json
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -30,6 +31,7 @@ from torch import Tensor
 from fsl_sage.config import Config, digest, from_dict, to_dict
 from fsl_sage.errors import InputError, RunWarning
 from fsl_sage.records.files import load_tensors, save_tensors, write_bytes, write_json
+from fsl_sage.records.lock import held
 from fsl_sage.records.log import Log
 from fsl_sage.wire.ledger import Entry
 from fsl_sage.wire.message import Tensors
@@ -54,21 +56,48 @@ class RunDirectory:
             file.name: Log(file, head) for file, head in ((self.ledger_file, LEDGER_HEAD), (self.metrics_file, ""))
         }
 
+        self._is_held = False
+
+    @classmethod
+    def at(cls, config: Config) -> "RunDirectory":
+        """Where a configuration wants its run: --out, or a place of its own under runs."""
+        return cls(config.out or _default_path(config))
+
     @classmethod
     def create(cls, config: Config) -> "RunDirectory":
         """A new run's directory, with its configuration."""
-        directory = cls(config.out or _default_path(config))
-        if directory.config_file.exists():
+        directory = cls.at(config)
+        with directory.held():
+            directory.begin(config)
+        return directory
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Be the only one who plays this run; a LockedError says who does, if another is at it."""
+        if self._is_held:
+            yield
+            return
+        with ExitStack() as stack:
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(held(self.path / ".lock"))
+            except OSError as error:
+                raise InputError(f"{self.path} cannot be written: {error.strerror}.") from None
+            self._is_held = True
+            stack.callback(setattr, self, "_is_held", False)
+            yield
+
+    def begin(self, config: Config) -> None:
+        """Write down the configuration of a new run."""
+        if self.config_file.exists():
             raise InputError(
-                f"{directory.path} already holds a run: go on with it by 'fsl-sage resume {directory.path}', "
-                "or give another --out."
+                f"{self.path} already holds a run: go on with it by 'fsl-sage resume {self.path}', or give another "
+                "--out."
             )
         try:
-            directory.path.mkdir(parents=True, exist_ok=True)
-            write_json(directory.config_file, {"config": to_dict(config), "digest": digest(config), **_versions()})
+            write_json(self.config_file, {"config": to_dict(config), "digest": digest(config), **_versions()})
         except OSError as error:
-            raise InputError(f"--out {directory.path} cannot be written: {error.strerror}.") from None
-        return directory
+            raise InputError(f"--out {self.path} cannot be written: {error.strerror}.") from None
 
     def config(self) -> Config:
         """The configuration of the run."""
@@ -105,7 +134,8 @@ class RunDirectory:
         """Take away a run that could not even start."""
         if not self.metrics():
             figure = self.path / "classes.png"
-            for path in (self.config_file, self.metrics_file, self.ledger_file, self.classes_file, figure):
+            lock = self.path / ".lock"
+            for path in (self.config_file, self.metrics_file, self.ledger_file, self.classes_file, figure, lock):
                 path.unlink(missing_ok=True)
             if not any(self.path.iterdir()):
                 self.path.rmdir()
