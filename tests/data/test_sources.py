@@ -1,6 +1,7 @@
 import http.server
 import os
 import pickle
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -168,6 +169,48 @@ def test_damaged_batches_are_refused(tmp_path, small_cifar10, raw):
     small_cifar10.write_folder(tmp_path)
     (tmp_path / "data_batch_3").write_bytes(raw)
     with pytest.raises(InputError, match=r"data_batch_3 in .* is not a readable CIFAR batch"):
+        load_images("cifar10", tmp_path)
+
+
+def pickle_of(*steps: bytes) -> bytes:
+    """A program for the unpickler: a dict with one entry, `data`, which the steps make."""
+    return b"".join([b"\x80\x02}(U\x04data", *steps, b"u."])
+
+
+DTYPE = b"cnumpy\ndtype\n(U\x02%bK\x00K\x01tR(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+MAKE = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\x00tU\x01btR"
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        # An array of pointers of the file's choice; reading an element of it once was a segmentation fault.
+        ([MAKE, b"(K\x01(K\x01t", DTYPE % b"O8", b"\x89U\x08AAAAAAAAtb"], "of type 'O8' and not of integers"),
+        ([MAKE, b"(K\x01(K\x01t", DTYPE % b"f8", b"\x89U\x08AAAAAAAAtb"], "of type 'f8' and not of integers"),
+        ([MAKE, b"(K\x01(K\x01t", DTYPE % b"V8", b"\x89U\x08AAAAAAAAtb"], "of type 'V8' and not of integers"),
+        ([MAKE, b"(K\x01(J\xff\xff\xff\x7ft", DTYPE % b"u1", b"\x89U\x08AAAAAAAAtb"], "not as many bytes"),
+        ([MAKE, b"(K\x01(K\x02J\xff\xff\xff\xfft", DTYPE % b"u1", b"\x89U\x08AAAAAAAAtb"], "is impossible"),
+        ([b"cnumpy\nndarray\n((K\x01tcnumpy\ndtype\n(U\x02O8tRtR"], "of type 'O8'"),
+        ([b"cnumpy\nndarray\n((K\x01ttR"], "an array of its own"),
+        ([b"cnumpy\nndarray\n}U\x08__dict__}sb"], "changes what is NumPy's"),
+        ([b"r\xff\xff\xff\xff", b"N"], "4,294,967,295 memory cells"),
+        ([b"\x96\x00\x00\x00\x00\x00\x00\x00\x10N"], "bytearray8"),
+        ([b"(inumpy\nndarray\n"], "the step INST"),
+        ([b"cnumpy\nndarray\n)\x81"], "the step NEWOBJ"),
+        ([b"U\x01xU\x06labels](K\x01]q\x01h\x01ae"], "labels are not whole numbers"),
+    ],
+)
+def test_pickles_made_to_harm_are_refused(tmp_path, small_cifar10, steps, said):
+    small_cifar10.write_folder(tmp_path)
+    (tmp_path / "data_batch_3").write_bytes(pickle_of(*steps))
+    with pytest.raises(InputError, match=re.escape(said)):
+        load_images("cifar10", tmp_path)
+
+
+def test_a_batch_of_impossible_size_is_not_read(tmp_path, small_cifar10):
+    small_cifar10.write_folder(tmp_path)
+    os.truncate(tmp_path / "data_batch_3", 2**40)
+    with pytest.raises(InputError, match=r"data_batch_3 has 1,099,511,627,776 bytes, and no official file more than"):
         load_images("cifar10", tmp_path)
 
 

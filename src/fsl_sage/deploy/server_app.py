@@ -1,6 +1,5 @@
 """The ServerApp: F-server and S-server of a run whose clients are at the nodes of a federation."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from fsl_sage.engines.flower.site_data import as_agreed, load_server_data
 from fsl_sage.engines.setup import assemble, build_parts, dry_setup, pick_device
 from fsl_sage.errors import InputError
 from fsl_sage.experiment import Federation, Result, play
+from fsl_sage.reading import read_json
 from fsl_sage.records.files import write_json
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.report.terminal import Display
@@ -93,6 +93,6 @@ def _open(directory: RunDirectory, config: Config) -> None:
 
 def _run_id(directory: RunDirectory) -> str:
     try:
-        return str(json.loads((directory.path / RUN_FILE).read_text())["run"])
+        return str(read_json(directory.path / RUN_FILE)["run"])
     except (OSError, ValueError, KeyError, TypeError):
         raise InputError(f"{directory.path} does not hold a run on Flower: its {RUN_FILE} is not there.") from None

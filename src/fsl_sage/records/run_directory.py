@@ -30,6 +30,7 @@ from torch import Tensor
 
 from fsl_sage.config import Config, digest, from_dict, to_dict
 from fsl_sage.errors import InputError, RunWarning
+from fsl_sage.reading import read_json
 from fsl_sage.records.files import load_tensors, save_tensors, write_bytes, write_json
 from fsl_sage.records.lock import held
 from fsl_sage.records.log import Log
@@ -107,10 +108,10 @@ class RunDirectory:
     def _written(self) -> dict[str, Any]:
         """All that config.json says."""
         try:
-            written = json.loads(self.config_file.read_text())
+            written = read_json(self.config_file)
         except FileNotFoundError:
             raise InputError(f"{self.path} holds no run: there is no config.json in it.") from None
-        except (ValueError, RecursionError):
+        except InputError:
             written = None
         except OSError as error:
             raise InputError(f"{self.config_file} cannot be read: {error.strerror}.") from None
@@ -213,7 +214,7 @@ class RunDirectory:
         if not self.finished():
             return None
         with _readable(self.result_file):
-            return dict(json.loads(self.result_file.read_text()))
+            return dict(read_json(self.result_file))
 
     def ledger(self) -> list[Entry]:
         """Every entry."""
