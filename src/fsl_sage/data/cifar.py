@@ -58,7 +58,7 @@ CIFAR: dict[str, Cifar] = {
     "cifar10": Cifar(
         name="cifar10",
         url="https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
-        checksum="md5:c58f30108f718f92721af3b95e74349a",
+        checksum="sha256:6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
         folder="cifar-10-batches-py",
         train_files=tuple(f"data_batch_{number}" for number in range(1, 6)),
         test_file="test_batch",
@@ -70,7 +70,7 @@ CIFAR: dict[str, Cifar] = {
     "cifar100": Cifar(
         name="cifar100",
         url="https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
-        checksum="md5:eb9058c3a382ffc7106e4002c42a8d85",
+        checksum="sha256:85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
         folder="cifar-100-python",
         train_files=("train",),
         test_file="test",

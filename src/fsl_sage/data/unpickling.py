@@ -42,8 +42,9 @@ def _look_through(raw: bytes) -> None:
     for place, (step, argument, _) in enumerate(pickletools.genops(raw)):
         if step.name not in _STEPS:
             raise pickle.UnpicklingError(f"it holds the step {step.name}, which builds no plain data")
-        if step.name in ("PUT", "BINPUT", "LONG_BINPUT") and not 0 <= int(argument) <= place:
-            raise pickle.UnpicklingError(f"it asks for {int(argument):,} memory cells")
+        cell = int(argument or 0) if step.name in ("PUT", "BINPUT", "LONG_BINPUT") else 0
+        if not 0 <= cell <= place:
+            raise pickle.UnpicklingError(f"it asks for {cell:,} memory cells")
 
 
 class _BatchUnpickler(pickle.Unpickler):
@@ -120,5 +121,5 @@ class _Array:
             raise ValueError("the shape of its array is impossible")
         if math.prod(shape) * kind.made().itemsize != len(raw):
             raise ValueError("its array has not as many bytes as its shape says")
-        order = "F" if by_columns else "C"
-        return np.frombuffer(raw, kind.made()).reshape(shape, order=order).astype(kind.made().newbyteorder("="))
+        numbers = np.frombuffer(raw, kind.made()).astype(kind.made().newbyteorder("="))
+        return numbers.reshape(shape, order="F" if by_columns else "C")
