@@ -375,6 +375,21 @@ def test_a_hostile_report_is_rejected_with_the_reason(honest, kind):
         inspector.inspect(spoilt, 0, 2)
 
 
+def test_whatever_inspection_raises_is_a_rejection(honest, monkeypatch):
+    inspector, content = honest
+    for error in (KeyError("x"), MemoryError(), RecursionError(), OverflowError(), AttributeError()):
+        monkeypatch.setattr("fsl_sage.engines.flower.inspection.unpack", raiser(error))
+        with pytest.raises(RejectedError, match=rf"it cannot be read \({type(error).__name__}\)"):
+            inspector.inspect(a_copy(content), 0, 2)
+
+
+def raiser(error):
+    def fail(*arguments):
+        raise error
+
+    return fail
+
+
 def test_after_hostile_replies_the_model_is_as_if_they_had_not_come(deploy, capsys):
     deployment = deploy(rounds=4, align_every=2)
     kinds = {("1", 2): "nan", ("2", 0): "label too high", ("2", 1): "oversized"}
