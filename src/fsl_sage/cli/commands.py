@@ -28,6 +28,8 @@ from fsl_sage.config import Config, option
 from fsl_sage.data import SMOLLM2, fetch
 from fsl_sage.errors import InputError, MissingExtra
 from fsl_sage.experiment import Result, cost, part_sizes, resume, run
+from fsl_sage.models.foreign import convert_weights
+from fsl_sage.models.foreign import convert_weights
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.report.compare import check_setups, costs_of_runs, locked, machines, prepare, raise_failures, run_grid
 from fsl_sage.report.cuts import Limits, as_json, cuts_figure, parse_amount, print_cuts, rows
@@ -119,10 +121,17 @@ def report_command(args: Sequence[str]) -> None:
 
 
 def data_command(args: Sequence[str]) -> None:
-    """Get a data set or a language model ahead of time: fsl-sage data get NAME."""
+    """Get a data set or a model ahead of time (data get NAME), or convert a model's weights (data convert DIR)."""
     arguments = tyro.cli(DataArguments, prog="fsl-sage data", args=args)
+    if arguments.action == "convert":
+        written = convert_weights(Path(arguments.name).expanduser())
+        OUT.print(f"The weights are in {written}; the .bin files may go", highlight=False, soft_wrap=True)
+        return
     if arguments.action != "get":
-        raise InputError(f"'fsl-sage data {arguments.action}' is not known: there is 'fsl-sage data get NAME'.")
+        raise InputError(
+            f"'fsl-sage data {arguments.action}' is not known: there are 'fsl-sage data get NAME' and 'fsl-sage data "
+            "convert DIR'."
+        )
     path = fetch(arguments.name, arguments.dir)
     OUT.print(f"{arguments.name} is in {path}", highlight=False, soft_wrap=True)
     if arguments.name == SMOLLM2:
