@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 from dataclasses import replace
@@ -228,6 +229,46 @@ def test_lines_are_on_the_disk_before_the_checkpoint_is(tiny, monkeypatch):
     place = names.index("checkpoint.safetensors.part")
     assert {"metrics.jsonl", "ledger.csv"} <= set(names[:place])
     assert names[place + 1] == "."
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "ledger.csv", "checkpoint.safetensors.part", "accuracy.png.part"])
+def test_a_full_disk_keeps_the_last_checkpoint_and_says_how_to_go_on(tiny, monkeypatch, name):
+    whole, config = run(tiny(rounds=3)).directory, tiny(rounds=3)
+    with monkeypatch.context() as patched:
+        fill_the_disk_for(patched, name, after=1)
+        with pytest.raises(
+            TrainingError, match=rf"{name} cannot be written: No space .* 'fsl-sage resume {config.out}'"
+        ):
+            run(config)
+    assert not list(config.out.glob("*.part"))
+    resume(config.out)
+    assert_same_run(whole, config.out)
+
+
+def fill_the_disk_for(monkeypatch, name, after):
+    """Let the file be opened for writing so many times, then no more."""
+    times = []
+    builtin = open
+
+    def full(path, mode="r", *more, **options):
+        if os.path.basename(path) == name and mode not in ("r", "rb"):
+            times.append(path)
+            if len(times) > (0 if name.startswith("accuracy") else after):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return builtin(path, mode, *more, **options)
+
+    monkeypatch.setattr("builtins.open", full)
+
+
+def test_a_directory_that_became_read_only_is_said(interrupted, monkeypatch):
+    config = interrupted(rounds=2, after=1)
+
+    def refuse(path, *more):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr("fsl_sage.records.run_directory.held", lambda path: refuse(path))
+    with pytest.raises(InputError, match=rf"{config.out} cannot be written: Read-only file system"):
+        resume(config.out)
 
 
 # Stop rules

@@ -24,11 +24,11 @@ from fsl_sage.cli.arguments import (
     SamplesArguments,
 )
 from fsl_sage.cli.parsing import parse, parse_comparison
+from fsl_sage.cli.stopping import exit_code
 from fsl_sage.config import Config, option
 from fsl_sage.data import SMOLLM2, fetch
 from fsl_sage.errors import InputError, MissingExtra
 from fsl_sage.experiment import Result, cost, part_sizes, resume, run
-from fsl_sage.models.foreign import convert_weights
 from fsl_sage.models.foreign import convert_weights
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.report.compare import check_setups, costs_of_runs, locked, machines, prepare, raise_failures, run_grid
@@ -107,9 +107,9 @@ def compare_command(args: Sequence[str]) -> None:
                 run_grid(jobs, at_once, workers, Progress(OUT, jobs), start)
             if any(job.state == "finished" for job in jobs):
                 print_report(OUT, write_report(folder, folder / "report", arguments.report))
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         ERRORS.print("\nStopped. Go on with the same command.")
-        sys.exit(130)
+        sys.exit(exit_code(stop))
     raise_failures(jobs)
 
 
@@ -187,17 +187,17 @@ def _show(config: Config, train: Callable[[Display], Result]) -> None:
     display = Display(OUT)
     try:
         result = train(display)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         display.stop()
-        _leave(display)
+        _leave(display, exit_code(stop))
     finally:
         display.stop()
     print_summary(OUT, result.directory, config, json.loads(RunDirectory(result.directory).result_file.read_text()))
 
 
-def _leave(display: Display) -> None:
+def _leave(display: Display, code: int) -> None:
     """Leave at once: worker threads may be deep in a long local round."""
-    if display.directory is not None:
-        ERRORS.print(f"\nStopped. Go on with: fsl-sage resume {display.directory}", highlight=False, soft_wrap=True)
+    again = f" Go on with: fsl-sage resume {display.directory}" if display.directory else " No round was played yet."
+    ERRORS.print(f"\nStopped.{again}", highlight=False, soft_wrap=True)
     sys.stdout.flush()
-    os._exit(130)
+    os._exit(code)

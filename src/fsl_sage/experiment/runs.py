@@ -111,9 +111,10 @@ def _play(
             t = len(metrics)
             try:
                 metrics.append(_timed_round(federation, t, metrics))
-                directory.append(metrics[-1], federation.ledger.written_in(t))
-                if (t + 1) % config.checkpoint_every == 0:
-                    directory.save_checkpoint(config, *federation.checkpoint(t + 1))
+                with directory.writing():
+                    directory.append(metrics[-1], federation.ledger.written_in(t))
+                    if (t + 1) % config.checkpoint_every == 0:
+                        directory.save_checkpoint(config, *federation.checkpoint(t + 1))
             except LostError:
                 if t == lost:
                     raise  # twice in the same round is no accident
@@ -125,11 +126,12 @@ def _play(
                 tracker.round(metrics[-1])
         # 3. The final model, the figure, the result.
         colour = colour_of(config.algorithm, ALGORITHMS)
-        accuracy_figure(directory.path / "accuracy.png", metrics, config.algorithm, colour)
         result = _summary(metrics, stopped)
         model = federation.merged()
-        save_adapters(directory.adapter, config.model.name, config.lora, model)
-        directory.finish(model, result, keep_checkpoint=config.keep_checkpoint)
+        with directory.writing():
+            accuracy_figure(directory.path / "accuracy.png", metrics, config.algorithm, colour)
+            save_adapters(directory.adapter, config.model.name, config.lora, model)
+            directory.finish(model, result, keep_checkpoint=config.keep_checkpoint)
         for tracker in trackers:
             tracker.finish(result)
     finally:
@@ -146,7 +148,8 @@ def _restore(
     if checkpoint:
         directory.warn_of_versions()
         federation.load_checkpoint(*checkpoint)
-    metrics, entries = directory.cut_back(checkpoint[1] if checkpoint else None)
+    with directory.writing():
+        metrics, entries = directory.cut_back(checkpoint[1] if checkpoint else None)
     federation.ledger.restore(entries, metrics[-1]["bytes_whole_models"] if metrics else 0)
     return federation, metrics
 
@@ -227,5 +230,6 @@ def _draw_classes(directory: RunDirectory, setup: Setup) -> None:
     data = setup.settings.task.data  # type: ignore[attr-defined]
     labels, classes = data.train.y.cpu().numpy(), data.classes
     counts = np.stack([np.bincount(labels[share.numpy()], minlength=len(classes)) for share in setup.examples])
-    directory.save_classes(counts, classes)
-    classes_figure(directory.path / "classes.png", counts, classes)
+    with directory.writing():
+        directory.save_classes(counts, classes)
+        classes_figure(directory.path / "classes.png", counts, classes)

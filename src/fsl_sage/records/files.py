@@ -34,8 +34,9 @@ def _write(path: Path, pieces: Sequence[bytes | memoryview]) -> None:
                 file.write(piece)
             file.flush()
             os.fsync(file.fileno())
-    except OSError:
+    except OSError as error:
         temporary.unlink(missing_ok=True)  # on a full disk, half a file only takes the room that is missing
+        error.filename = error.filename or str(path)
         raise
     os.replace(temporary, path)
     sync_directory(path.parent)

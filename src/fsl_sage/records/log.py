@@ -22,8 +22,12 @@ class Log:
     def append(self, text: str) -> None:
         """Add whole lines."""
         # One write, so that a reader sees whole lines; what a kill tears, `cut_back` removes.
-        with open(self.path, "ab") as file:
-            file.write(text.encode())
+        try:
+            with open(self.path, "ab") as file:
+                file.write(text.encode())
+        except OSError as error:
+            error.filename = error.filename or str(self.path)
+            raise
         self._count(text.encode())
 
     def seal(self) -> dict[str, Any]:

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from fsl_sage.config import Config, digest, from_dict, to_dict
-from fsl_sage.errors import InputError, RunWarning
+from fsl_sage.errors import InputError, RunWarning, TrainingError
 from fsl_sage.reading import read_json
 from fsl_sage.records.files import load_tensors, save_tensors, write_bytes, write_json
 from fsl_sage.records.lock import held
@@ -87,6 +87,17 @@ class RunDirectory:
             self._is_held = True
             stack.callback(setattr, self, "_is_held", False)
             yield
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Say what to do if a file of the run cannot be written: the disk is full, or no longer to be written to."""
+        try:
+            yield
+        except OSError as error:
+            raise TrainingError(
+                f"{error.filename or self.path} cannot be written: {error.strerror or error}. The last checkpoint is "
+                f"kept: mend that, and go on by 'fsl-sage resume {self.path}'."
+            ) from None
 
     def begin(self, config: Config) -> None:
         """Write down the configuration of a new run."""
