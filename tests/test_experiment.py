@@ -399,6 +399,29 @@ def test_a_loss_that_is_not_finite_fails_the_training(tiny, algorithm):
     assert not RunDirectory(config.out).finished()
 
 
+def test_a_run_whose_score_left_every_bound_says_so(tiny):
+    config = tiny(algorithm="fedavg", rounds=1, optimizer={"lr": 1e6})
+    with pytest.warns(RunWarning, match="The training diverged: its last test loss is .*lower --optimizer.lr"):
+        run(config)
+    assert "diverged" in json.loads((config.out / "result.json").read_text())["remark"]
+
+
+@pytest.mark.parametrize("score", ["test_loss", "test_accuracy"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_score_that_is_no_number_never_reaches_a_checkpoint(tiny, monkeypatch, score, value):
+    from fsl_sage.experiment import Federation
+
+    evaluate = Federation.evaluate
+    rounds = iter([{}, {score: value}])
+    monkeypatch.setattr(Federation, "evaluate", lambda self: {**evaluate(self), **next(rounds)})
+    config = tiny(rounds=3)
+    with pytest.raises(TrainingError, match=rf"The {score.replace('_', ' ')} became {value} in round 1"):
+        run(config)
+    assert len(RunDirectory(config.out).metrics()) == 1
+    monkeypatch.undo()
+    assert len(resume(config.out).metrics) == 3
+
+
 # BatchNorm
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from warnings import warn
 
 import numpy as np
 
@@ -14,13 +15,16 @@ from fsl_sage.engines.base import Engine, LostError, Setup
 from fsl_sage.engines.local import LocalEngine
 from fsl_sage.engines.process import prefer_huge_pages
 from fsl_sage.engines.setup import make_setup
-from fsl_sage.errors import InputError, MissingExtra
+from fsl_sage.errors import InputError, MissingExtra, RunWarning, TrainingError
 from fsl_sage.experiment.federation import Federation, draw_cohort
 from fsl_sage.models import save_adapters
 from fsl_sage.records.figures import accuracy_figure, classes_figure, colour_of
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.records.trackers import TRACKERS, Tracker
 from fsl_sage.wire.ledger import GIB
+
+BEYOND = 1000.0
+"""No training that works ends with such a test loss: guessing among 50,000 words has 11."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +138,8 @@ def _play(
             directory.finish(model, result, keep_checkpoint=config.keep_checkpoint)
         for tracker in trackers:
             tracker.finish(result)
+        if "remark" in result:
+            warn(result["remark"], RunWarning, stacklevel=2)
     finally:
         federation.engine.close()
     return Result(directory.path, config, metrics, stopped)
@@ -181,7 +187,7 @@ def _timed_round(federation: Federation, t: int, metrics: list[dict[str, Any]]) 
     # A round's step 0: its cohort is drawn. Steps 1-5 are `play_round`.
     played = federation.play_round(t, draw_cohort(federation.setup.settings.config, t))
     # Step 6: the merged global model is evaluated on the test set.
-    scores = federation.evaluate()
+    scores = _finite(federation.evaluate(), t)
     seconds = time.perf_counter() - start
     elapsed = seconds + (metrics[-1]["elapsed_seconds"] if metrics else 0.0)
     ledger = federation.ledger
@@ -191,6 +197,17 @@ def _timed_round(federation: Federation, t: int, metrics: list[dict[str, Any]]) 
         "bytes_whole_models": ledger.whole_models,
     }
     return {"round": t, **scores, **played, **moved, "seconds": seconds, "elapsed_seconds": elapsed}
+
+
+def _finite(scores: dict[str, float], t: int) -> dict[str, float]:
+    """Refuse a model that gives no number: it must not reach a checkpoint."""
+    for name, value in scores.items():
+        if not np.isfinite(value):
+            raise TrainingError(
+                f"The {name.replace('_', ' ')} became {value} in round {t}. A lower --optimizer.lr usually helps; "
+                "the last checkpoint is kept."
+            )
+    return scores
 
 
 def stop_reason(config: Config, metrics: Sequence[dict[str, Any]]) -> str | None:
@@ -212,7 +229,9 @@ def stop_reason(config: Config, metrics: Sequence[dict[str, Any]]) -> str | None
 def _summary(metrics: Sequence[dict[str, Any]], stopped: str) -> dict[str, Any]:
     best = max(metrics, key=lambda line: line["test_accuracy"])
     last = metrics[-1]
+    diverged = {"remark": _diverged(last["test_loss"])} if last["test_loss"] > BEYOND else {}
     return {
+        **diverged,
         "stopped": stopped,
         "rounds": len(metrics),
         "best_accuracy": best["test_accuracy"],
@@ -224,6 +243,13 @@ def _summary(metrics: Sequence[dict[str, Any]], stopped: str) -> dict[str, Any]:
         "bytes_whole_models": last["bytes_whole_models"],
         "elapsed_seconds": last["elapsed_seconds"],
     }
+
+
+def _diverged(loss: float) -> str:
+    return (
+        f"The training diverged: its last test loss is {loss:.3g}, where a model that knows nothing has about the "
+        "logarithm of the number of classes. A lower --optimizer.lr usually helps."
+    )
 
 
 def _draw_classes(directory: RunDirectory, setup: Setup) -> None:
