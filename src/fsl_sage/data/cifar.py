@@ -12,6 +12,7 @@ from fsl_sage.data.images import KNOWN_SIZES, ImageData, Images
 from fsl_sage.data.npz import images_in, read_arrays
 from fsl_sage.data.unpickling import unpickle_batch
 from fsl_sage.errors import InputError
+from fsl_sage.reading import short
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
@@ -167,7 +168,7 @@ def _read_batch(raw: bytes, label_key: str, origin: str) -> tuple[np.ndarray, np
         return pixels.reshape(-1, 3, 32, 32), labels
     except Exception as error:
         # A damaged pickle can end in almost any type of exception.
-        reason = str(error) or type(error).__name__
+        reason = short(error) or type(error).__name__
         raise InputError(f"{origin} is not a readable CIFAR batch ({reason}): {_REMEDY}") from error
 
 

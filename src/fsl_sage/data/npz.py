@@ -13,6 +13,7 @@ import torch
 from fsl_sage.data.images import ImageData, Images
 from fsl_sage.data.sampling import stratified_indices
 from fsl_sage.errors import InputError
+from fsl_sage.reading import short
 from fsl_sage.seeding import numpy_generator
 
 _MOST_CHANNELS = 4
@@ -145,7 +146,7 @@ def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
 
 
 def _reason(error: Exception) -> str:
-    return str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
+    return short(str(error).splitlines()[0].rstrip(".")) if str(error).strip() else type(error).__name__
 
 
 def _channels_first(x: np.ndarray, key: str, path: Path) -> np.ndarray:
