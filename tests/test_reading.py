@@ -17,6 +17,7 @@ TOML = {
     "nested headers": "[" + ".".join(["a"] * 50_000) + "]",
     "large": "x = 1\n" * 2_000_000,
     "a number of many digits": "rounds = " + "9" * 100_000,
+    "a number beyond all floats": "[optimizer]\nlr = " + "9" * 400,
     "a long key": "a" * 3_000 + " = 1",
     "many nested keys": (".".join(["a"] * 1_900) + " = 1\n") * 16,
     "a long value": f'rounds = "{"a" * 3_000}"',

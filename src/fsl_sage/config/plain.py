@@ -50,7 +50,7 @@ def _convert(value: Any, hint: Any, path: str) -> Any:
             return value
         if get_origin(kind) is tuple and isinstance(value, list | tuple):
             return tuple(_convert(item, get_args(kind)[0], path) for item in value)
-        if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        if kind is float and isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**1023:
             return float(value)
         if kind is int and isinstance(value, int) and not isinstance(value, bool):
             return value
