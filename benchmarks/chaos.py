@@ -32,9 +32,13 @@ Trial = Callable[[Path, Path, random.Random], str]
 """Given the run that was never killed, a fresh directory and a source of randomness: what went wrong, or nothing."""
 
 
-def differences(one: Path, other: Path) -> list[str]:
+FILES = ("model.safetensors", "ledger.csv", "classes.csv")
+ON_FLOWER = FILES[:2]
+"""Which classes a site holds, its server does not know."""
+
+
+def differences(one: Path, other: Path, names: tuple[str, ...] = FILES) -> list[str]:
     """The files in which two finished runs differ, times excepted."""
-    names = ("model.safetensors", "ledger.csv", "classes.csv")
     differ = [name for name in names if (one / name).read_bytes() != (other / name).read_bytes()]
     differ += [name for name in ("metrics.jsonl", "result.json") if _values(one / name) != _values(other / name)]
     left = [path.name for path in other.iterdir() if path.name.endswith(".part") or path.name == ".lock"]
@@ -128,7 +132,9 @@ def kill_an_actor(name: str) -> tuple[list[str], Callable[[float], Trial]]:
                 os.kill(rng.choice(actors), signal.SIGKILL)
             code = process.wait(PATIENCE)
             if code:
-                return f"exit code {code}: {log.read_text(errors='replace')[-200:]}"
+                said = " ".join(log.read_text(errors="replace").partition("fsl-sage: ")[2].split())[:400]
+                again = finish(out, log) or ", ".join(differences(whole, out)) or "the same bits"
+                return f"it did not go on by itself, exit code {code}: {said}; gone on with: {again}"
             return ", ".join(differences(whole, out))
 
         return trial
@@ -190,7 +196,7 @@ def _on_flower(whole: Path, fresh: Path, rng: random.Random, usual: float, *, si
     if not (fresh / "run" / "result.json").exists():
         return f"it did not come to its end: {(fresh / 'log').read_text(errors='replace')[-300:]}"
     missing = any(line["missing"] for line in _values(fresh / "run" / "metrics.jsonl"))
-    return "" if site and missing else ", ".join(differences(whole, fresh / "run"))
+    return "" if site and missing else ", ".join(differences(whole, fresh / "run", ON_FLOWER))
 
 
 def _flower_sites(fresh: Path) -> list[Path]:
