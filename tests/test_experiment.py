@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fsl_sage.config import Config, load_preset
+from fsl_sage.engines.base import LostError
 from fsl_sage.engines.setup import build_model, make_setup
 from fsl_sage.errors import InputError, RunWarning, TrainingError
 from fsl_sage.experiment import cost, draw_cohort, resume, run
@@ -160,6 +161,34 @@ def test_another_version_warns_that_bits_may_differ(interrupted, name):
     file.write_text(json.dumps(written))
     with pytest.warns(RunWarning, match=f"began with {name} 0.0.1, .* bits may differ"):
         resume(config.out)
+
+
+@pytest.mark.parametrize("moment", ["__init__", "load_checkpoint", "merged"])
+def test_the_s_server_may_be_lost_at_the_start_and_at_the_end_too(tiny, interrupted, monkeypatch, moment):
+    """As when Ray's actor is killed while it is started, or after the last round."""
+    whole, config = run(tiny(rounds=3)).directory, interrupted(rounds=3, after=1)
+    lose_once(monkeypatch, moment)
+    resume(config.out)
+    assert_same_run(whole, config.out)
+
+
+def test_an_s_server_that_is_lost_again_and_again_ends_the_run(tiny, monkeypatch):
+    lose_once(monkeypatch, "__init__", times=2)
+    with pytest.raises(LostError, match="the S-server is gone"):
+        run(tiny())
+
+
+def lose_once(monkeypatch, moment, times=1):
+    from fsl_sage.experiment import Federation
+
+    usual, losses = getattr(Federation, moment), iter(range(times))
+
+    def lose(self, *arguments):
+        if next(losses, None) is not None:
+            raise LostError("the S-server is gone")
+        return usual(self, *arguments)
+
+    monkeypatch.setattr(Federation, moment, lose)
 
 
 def test_resume_with_a_torn_last_line(tiny, monkeypatch):

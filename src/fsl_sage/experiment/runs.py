@@ -22,6 +22,7 @@ from fsl_sage.records.figures import accuracy_figure, classes_figure, colour_of
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.records.trackers import TRACKERS, Tracker
 from fsl_sage.wire.ledger import GIB
+from fsl_sage.wire.message import Tensors
 
 BEYOND = 1000.0
 """No training that works ends with such a test loss: guessing among 50,000 words has 11."""
@@ -111,9 +112,12 @@ def _play(
         for tracker in trackers:
             tracker.start(config, directory.path, metrics)
         # 2. The rounds, until a stop rule is met.
-        while (stopped := stop_reason(config, metrics)) is None:
+        while True:
             t = len(metrics)
             try:
+                if (stopped := stop_reason(config, metrics)) is not None:
+                    model = federation.merged()
+                    break
                 metrics.append(_timed_round(federation, t, metrics))
                 with directory.writing():
                     directory.append(metrics[-1], federation.ledger.written_in(t))
@@ -131,7 +135,6 @@ def _play(
         # 3. The final model, the figure, the result.
         colour = colour_of(config.algorithm, ALGORITHMS)
         result = _summary(metrics, stopped)
-        model = federation.merged()
         with directory.writing():
             accuracy_figure(directory.path / "accuracy.png", metrics, config.algorithm, colour)
             save_adapters(directory.adapter, config.model.name, config.lora, model)
@@ -150,14 +153,32 @@ def _restore(
 ) -> tuple[Federation, list[dict[str, Any]]]:
     """The roles as they were at the last checkpoint, or new, and the metrics up to there."""
     checkpoint = directory.load_checkpoint(config)
-    federation = build(directory, config)
     if checkpoint:
         directory.warn_of_versions()
-        federation.load_checkpoint(*checkpoint)
+    try:
+        federation = _built(directory, config, build, checkpoint)
+    except LostError:  # the S-server may die at any moment, also while it is started; twice is no accident
+        federation = _built(directory, config, build, checkpoint)
     with directory.writing():
         metrics, entries = directory.cut_back(checkpoint[1] if checkpoint else None)
     federation.ledger.restore(entries, metrics[-1]["bytes_whole_models"] if metrics else 0)
     return federation, metrics
+
+
+def _built(
+    directory: RunDirectory,
+    config: Config,
+    build: Callable[[RunDirectory, Config], Federation],
+    checkpoint: tuple[Tensors, dict[str, Any]] | None,
+) -> Federation:
+    federation = build(directory, config)
+    try:
+        if checkpoint:
+            federation.load_checkpoint(*checkpoint)
+    except BaseException:
+        federation.engine.close()
+        raise
+    return federation
 
 
 def _build(directory: RunDirectory, config: Config) -> Federation:
