@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsl_sage.roles.averaging import RULES, average
@@ -93,6 +93,7 @@ def test_one_poisoner_of_ten_moves_the_average_no_further_than_an_honest_client_
 
 @pytest.mark.parametrize("rule", ["mean", "clipped", "trimmed-mean", "median"])
 @given(st.integers(1, 12))
+@settings(deadline=None)
 def test_equal_clients_have_their_own_state_as_average(rule, count):
     (state,), _, start = clients(1)
     found = RULES[rule]([state] * count, [1.0] * count, start)

@@ -110,7 +110,7 @@ class AlignmentConfig:
 
     samples: int = 512
     """How many of a client's newest uploaded samples the alignment dataset keeps."""
-    steps: int = 60
+    steps: int = 120
     """Optimizer steps an alignment takes; not used if passes is given."""
     passes: int | None = None
     """Passes over the alignment dataset instead of a number of steps."""

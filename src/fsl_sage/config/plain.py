@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import json
-import tomllib
 import types
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fsl_sage.config.fields import NO_PART_OF_THE_RESULT, Config, DataConfig, default_config, option
 from fsl_sage.errors import InputError
+from fsl_sage.reading import read_toml, short
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def from_dict(values: Mapping[str, Any], base: Any = None, path: str = "") -> An
     changes = {}
     for key, value in values.items():
         if key not in hints:
-            raise InputError(f"'{path}{key}' is not an option; there are: {', '.join(sorted(hints))}.")
+            raise InputError(f"'{short(path + key)}' is not an option; there are: {', '.join(sorted(hints))}.")
         if dataclasses.is_dataclass(hints[key]):
             if not isinstance(value, Mapping):
                 raise InputError(f"'{path}{key}' is a group of options: write it as a table [{path}{key}].")
@@ -50,7 +50,7 @@ def _convert(value: Any, hint: Any, path: str) -> Any:
             return value
         if get_origin(kind) is tuple and isinstance(value, list | tuple):
             return tuple(_convert(item, get_args(kind)[0], path) for item in value)
-        if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        if kind is float and isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**1023:
             return float(value)
         if kind is int and isinstance(value, int) and not isinstance(value, bool):
             return value
@@ -60,7 +60,7 @@ def _convert(value: Any, hint: Any, path: str) -> Any:
             return str(value)  # an auxiliary of so many bytes
         if kind is Path and isinstance(value, str | Path):
             return Path(value)
-    raise InputError(f"{option(path)} {value!r} is not possible: give {_describe(kinds)}.")
+    raise InputError(f"{option(path)} {short(repr(value))} is not possible: give {_describe(kinds)}.")
 
 
 def _describe(kinds: tuple[Any, ...]) -> str:
@@ -90,11 +90,11 @@ def read_preset(name_or_path: str | Path) -> dict[str, Any]:
         if not path.exists():
             raise InputError(f"There is no preset '{name_or_path}'; there are: {', '.join(preset_names())}.")
     try:
-        return tomllib.loads(path.read_text())
+        return read_toml(path)
     except FileNotFoundError:
         raise InputError(f"There is no file {path}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise InputError(f"{path} cannot be read as TOML: {error}.") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}.") from None
 
 
 def load_preset(name_or_path: str | Path, base: Config | None = None) -> Config:

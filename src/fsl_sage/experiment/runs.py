@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from warnings import warn
 
 import numpy as np
 
@@ -14,13 +15,17 @@ from fsl_sage.engines.base import Engine, LostError, Setup
 from fsl_sage.engines.local import LocalEngine
 from fsl_sage.engines.process import prefer_huge_pages
 from fsl_sage.engines.setup import make_setup
-from fsl_sage.errors import InputError, MissingExtra
+from fsl_sage.errors import InputError, MissingExtra, RunWarning, TrainingError
 from fsl_sage.experiment.federation import Federation, draw_cohort
 from fsl_sage.models import save_adapters
 from fsl_sage.records.figures import accuracy_figure, classes_figure, colour_of
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.records.trackers import TRACKERS, Tracker
 from fsl_sage.wire.ledger import GIB
+from fsl_sage.wire.message import Tensors
+
+BEYOND = 1000.0
+"""No training that works ends with such a test loss: guessing among 50,000 words has 11."""
 
 
 @dataclass(frozen=True)
@@ -47,29 +52,38 @@ class Result:
 
 def run(config: Config, trackers: Sequence[Tracker] = ()) -> Result:
     """Train from the beginning, in a new run directory."""
-    directory = RunDirectory.create(config)
-    try:
-        return play(directory, config, trackers)
-    except InputError:
-        directory.abandon()  # so that the corrected command may use the same directory
-        raise
+    directory = RunDirectory.at(config)
+    with directory.held():
+        directory.begin(config)
+        try:
+            return play(directory, config, trackers)
+        except InputError:
+            directory.abandon()  # so that the corrected command may use the same directory
+            raise
 
 
 def resume(path: Path, trackers: Sequence[Tracker] = (), workers: int | None = None, **changes: Any) -> Result:
-    """Go on with a run that was interrupted, from its last checkpoint; bit for bit the run that never was.
+    """Resume an interrupted run from its last checkpoint, exactly as if never interrupted.
 
     `changes` are other options that decide no number, such as `engine` or `ray_address`.
     """
     directory = RunDirectory(path)
     config = directory.config()
-    if directory.finished():
-        raise InputError(f"{path} is finished: its result is in {directory.result_file}.")
     decisive = sorted(set(changes) - set(NO_PART_OF_THE_RESULT))
     if decisive:
         raise InputError(f"{', '.join(map(option, decisive))} cannot change when a run goes on: start a new run.")
     if workers is not None:
         changes["workers"] = workers
-    return play(directory, replace(config, **changes), trackers)
+    if directory.finished():  # also where nothing can be locked, such as an archive of runs
+        raise _is_finished(directory)
+    with directory.held():
+        if directory.finished():  # by another process, just now
+            raise _is_finished(directory)
+        return play(directory, replace(config, **changes), trackers)
+
+
+def _is_finished(directory: RunDirectory) -> InputError:
+    return InputError(f"{directory.path} is finished: its result is in {directory.result_file}.")
 
 
 def play(
@@ -79,40 +93,56 @@ def play(
     build: Callable[[RunDirectory, Config], Federation] | None = None,
 ) -> Result:
     """The run of a directory, from its last checkpoint to the end; `build` makes roles that are not all here."""
+    with directory.held():
+        return _play(directory, config, trackers, build or _build)
+
+
+def _play(
+    directory: RunDirectory,
+    config: Config,
+    trackers: Sequence[Tracker],
+    build: Callable[[RunDirectory, Config], Federation],
+) -> Result:
     prefer_huge_pages()  # before the data is loaded
     # 1. The roles: data, model, clients and servers; as they were at the last checkpoint, if there is one.
-    federation, metrics = _restore(directory, config, build or _build)
+    federation, metrics = _restore(directory, config, build)
     trackers = [*trackers, *(TRACKERS[name]() for name in config.track)]
     lost = -1
     try:
         for tracker in trackers:
             tracker.start(config, directory.path, metrics)
         # 2. The rounds, until a stop rule is met.
-        while (stopped := stop_reason(config, metrics)) is None:
+        while True:
             t = len(metrics)
             try:
+                if (stopped := stop_reason(config, metrics)) is not None:
+                    model = federation.merged()
+                    break
                 metrics.append(_timed_round(federation, t, metrics))
-                directory.append(metrics[-1], federation.ledger.written_in(t))
-                if (t + 1) % config.checkpoint_every == 0:
-                    directory.save_checkpoint(config, *federation.checkpoint(t + 1))
+                with directory.writing():
+                    directory.append(metrics[-1], federation.ledger.written_in(t))
+                    if (t + 1) % config.checkpoint_every == 0:
+                        directory.save_checkpoint(config, *federation.checkpoint(t + 1))
             except LostError:
                 if t == lost:
                     raise  # twice in the same round is no accident
                 lost = t
                 federation.engine.close()
-                federation, metrics = _restore(directory, config, build or _build)
+                federation, metrics = _restore(directory, config, build)
                 continue
             for tracker in trackers:
                 tracker.round(metrics[-1])
         # 3. The final model, the figure, the result.
         colour = colour_of(config.algorithm, ALGORITHMS)
-        accuracy_figure(directory.path / "accuracy.png", metrics, config.algorithm, colour)
         result = _summary(metrics, stopped)
-        model = federation.merged()
-        save_adapters(directory.adapter, config.model.name, config.lora, model)
-        directory.finish(model, result, keep_checkpoint=config.keep_checkpoint)
+        with directory.writing():
+            accuracy_figure(directory.path / "accuracy.png", metrics, config.algorithm, colour)
+            save_adapters(directory.adapter, config.model.name, config.lora, model)
+            directory.finish(model, result, keep_checkpoint=config.keep_checkpoint)
         for tracker in trackers:
             tracker.finish(result)
+        if "remark" in result:
+            warn(result["remark"], RunWarning, stacklevel=2)
     finally:
         federation.engine.close()
     return Result(directory.path, config, metrics, stopped)
@@ -123,11 +153,32 @@ def _restore(
 ) -> tuple[Federation, list[dict[str, Any]]]:
     """The roles as they were at the last checkpoint, or new, and the metrics up to there."""
     checkpoint = directory.load_checkpoint(config)
-    federation = build(directory, config)
-    first = federation.load_checkpoint(*checkpoint) if checkpoint else 0
-    metrics, entries = directory.cut_back(first)
+    if checkpoint:
+        directory.warn_of_versions()
+    try:
+        federation = _built(directory, config, build, checkpoint)
+    except LostError:  # the S-server may die at any moment, also while it is started; twice is no accident
+        federation = _built(directory, config, build, checkpoint)
+    with directory.writing():
+        metrics, entries = directory.cut_back(checkpoint[1] if checkpoint else None)
     federation.ledger.restore(entries, metrics[-1]["bytes_whole_models"] if metrics else 0)
     return federation, metrics
+
+
+def _built(
+    directory: RunDirectory,
+    config: Config,
+    build: Callable[[RunDirectory, Config], Federation],
+    checkpoint: tuple[Tensors, dict[str, Any]] | None,
+) -> Federation:
+    federation = build(directory, config)
+    try:
+        if checkpoint:
+            federation.load_checkpoint(*checkpoint)
+    except BaseException:
+        federation.engine.close()
+        raise
+    return federation
 
 
 def _build(directory: RunDirectory, config: Config) -> Federation:
@@ -157,7 +208,7 @@ def _timed_round(federation: Federation, t: int, metrics: list[dict[str, Any]]) 
     # A round's step 0: its cohort is drawn. Steps 1-5 are `play_round`.
     played = federation.play_round(t, draw_cohort(federation.setup.settings.config, t))
     # Step 6: the merged global model is evaluated on the test set.
-    scores = federation.evaluate()
+    scores = _finite(federation.evaluate(), t)
     seconds = time.perf_counter() - start
     elapsed = seconds + (metrics[-1]["elapsed_seconds"] if metrics else 0.0)
     ledger = federation.ledger
@@ -167,6 +218,17 @@ def _timed_round(federation: Federation, t: int, metrics: list[dict[str, Any]]) 
         "bytes_whole_models": ledger.whole_models,
     }
     return {"round": t, **scores, **played, **moved, "seconds": seconds, "elapsed_seconds": elapsed}
+
+
+def _finite(scores: dict[str, float], t: int) -> dict[str, float]:
+    """Refuse a model that gives no number: it must not reach a checkpoint."""
+    for name, value in scores.items():
+        if not np.isfinite(value):
+            raise TrainingError(
+                f"The {name.replace('_', ' ')} became {value} in round {t}. A lower --optimizer.lr usually helps; "
+                "the last checkpoint is kept."
+            )
+    return scores
 
 
 def stop_reason(config: Config, metrics: Sequence[dict[str, Any]]) -> str | None:
@@ -188,7 +250,9 @@ def stop_reason(config: Config, metrics: Sequence[dict[str, Any]]) -> str | None
 def _summary(metrics: Sequence[dict[str, Any]], stopped: str) -> dict[str, Any]:
     best = max(metrics, key=lambda line: line["test_accuracy"])
     last = metrics[-1]
+    diverged = {"remark": _diverged(last["test_loss"])} if last["test_loss"] > BEYOND else {}
     return {
+        **diverged,
         "stopped": stopped,
         "rounds": len(metrics),
         "best_accuracy": best["test_accuracy"],
@@ -202,9 +266,17 @@ def _summary(metrics: Sequence[dict[str, Any]], stopped: str) -> dict[str, Any]:
     }
 
 
+def _diverged(loss: float) -> str:
+    return (
+        f"The training diverged: its last test loss is {loss:.3g}, where a model that knows nothing has about the "
+        "logarithm of the number of classes. A lower --optimizer.lr usually helps."
+    )
+
+
 def _draw_classes(directory: RunDirectory, setup: Setup) -> None:
     data = setup.settings.task.data  # type: ignore[attr-defined]
     labels, classes = data.train.y.cpu().numpy(), data.classes
     counts = np.stack([np.bincount(labels[share.numpy()], minlength=len(classes)) for share in setup.examples])
-    directory.save_classes(counts, classes)
-    classes_figure(directory.path / "classes.png", counts, classes)
+    with directory.writing():
+        directory.save_classes(counts, classes)
+        classes_figure(directory.path / "classes.png", counts, classes)

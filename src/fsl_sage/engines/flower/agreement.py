@@ -1,6 +1,5 @@
 """What server and sites have agreed on: the configuration, and the sizes and the meaning of the data."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,6 +7,7 @@ from fsl_sage.algorithms import make_algorithm
 from fsl_sage.config import Config, from_dict, to_dict
 from fsl_sage.data import Sizes
 from fsl_sage.errors import InputError
+from fsl_sage.reading import read_json
 from fsl_sage.records.files import write_json
 
 
@@ -74,10 +74,10 @@ def write_agreement(path: Path, config: Config, agreement: Agreement) -> None:
 def read_agreement(path: Path) -> tuple[Config, Agreement]:
     """What `write_agreement` wrote."""
     try:
-        values = json.loads(path.read_text())
+        values = read_json(path)
         agreement: Agreement = from_dict(values["federation"], Agreement())
         config: Config = from_dict(values["config"])
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
+    except (OSError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path} is not the configuration of an app ({type(error).__name__}).") from None
     except InputError as error:
         raise InputError(f"{path}: {error}") from None

@@ -14,6 +14,7 @@ from ray.exceptions import AuthenticationError
 
 from fsl_sage.config import Config
 from fsl_sage.engines.ray.actors import ServerActor, WorkerActor
+from fsl_sage.engines.ray.leftovers import end_leftovers, remembered
 from fsl_sage.errors import InputError
 
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
@@ -53,7 +54,9 @@ def connect(config: Config) -> bool:
     if config.ray_address is None:
         # As many workers as asked for find room, even if that is more than there are cores; nobody else can reach them.
         room = max(os.cpu_count() or 1, (config.workers or 1) * config.threads)
-        ray.init("local", num_cpus=room, _node_ip_address="127.0.0.1", include_dashboard=False, **QUIET)
+        end_leftovers()
+        with remembered():
+            ray.init("local", num_cpus=room, _node_ip_address="127.0.0.1", include_dashboard=False, **QUIET)
         return True
     try:
         _knock(config.ray_address)
