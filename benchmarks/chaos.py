@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,6 +28,9 @@ GRID = [*RUN, "--algorithms", "fsl-sage", "fedavg", "--seeds", "1", "--jobs", "2
 TIMES = ("seconds", "elapsed_seconds", "failures", "rejected")
 PATIENCE = 600.0
 """Seconds after which a process that should end counts as hanging."""
+
+HITS: list[int] = []
+"""The processes that were alive when they were killed: a kill that comes too late, or too early, proves nothing."""
 
 Trial = Callable[[Path, Path, random.Random], str]
 """Given the run that was never killed, a fresh directory and a source of randomness: what went wrong, or nothing."""
@@ -89,9 +93,21 @@ def kill_within(seconds: float, process: subprocess.Popen[bytes], rng: random.Ra
         process.wait(rng.uniform(0, seconds))
         return False
     except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGKILL)
+        kill(process.pid)
         process.wait()
         return True
+
+
+def kill(process: int) -> None:
+    """Kill by -9, and remember it if there was something to kill."""
+    with suppress(ProcessLookupError):
+        os.kill(process, signal.SIGKILL)
+        HITS.append(process)
+
+
+def begun(out: Path) -> bool:
+    """Whether there is a run to go on with."""
+    return (out / "config.json").exists()
 
 
 # The places
@@ -103,8 +119,9 @@ def kill_the_run(*options: str) -> tuple[list[str], Callable[[float], Trial]]:
     def made(usual: float) -> Trial:
         def trial(whole: Path, fresh: Path, rng: random.Random) -> str:
             out, log = fresh / "run", fresh / "log"
-            while not (out / "config.json").exists():  # a kill before the first file leaves nothing to go on with
-                kill_within(usual, fsl_sage("run", *RUN, *options, "--out", out, log=log), rng)
+            while not kill_within(usual, fsl_sage("run", *RUN, *options, "--out", out, log=log), rng) or not begun(out):
+                shutil.rmtree(out, ignore_errors=True)  # it came too late, or before there was anything to go on with
+                HITS.clear()
             for _ in range(rng.randrange(2)):  # sometimes it is killed while it goes on, too
                 if not (out / "result.json").exists():
                     kill_within(usual, fsl_sage("resume", out, log=log), rng)
@@ -128,8 +145,7 @@ def kill_an_actor(name: str) -> tuple[list[str], Callable[[float], Trial]]:
                     return f"it ended early: {log.read_text(errors='replace')[-200:]}"
                 time.sleep(0.1)
             time.sleep(rng.uniform(0, usual / 2))
-            with suppress(ProcessLookupError):  # the run may be over
-                os.kill(rng.choice(actors), signal.SIGKILL)
+            kill(rng.choice(actors))  # the run may be over
             code = process.wait(PATIENCE)
             if code:
                 said = " ".join(log.read_text(errors="replace").partition("fsl-sage: ")[2].split())[:400]
@@ -183,12 +199,13 @@ def _on_flower(whole: Path, fresh: Path, rng: random.Random, usual: float, *, si
         time.sleep(rng.uniform(0, usual))
         if site:
             client = rng.randrange(CONFIG.clients)
+            HITS.append(federation._running[f"node-{client}"].pid)
             federation.stop(f"node-{client}", signal.SIGKILL)
             federation.start_node(client, sites[client])
         else:
             for id, said in descendants(federation._running["superlink"].pid):
                 if "flwr-serverapp" in said:
-                    os.kill(id, signal.SIGKILL)
+                    kill(id)
         running.wait(PATIENCE)
         for _ in range(3):
             if not (fresh / "run" / "result.json").exists():
@@ -251,14 +268,15 @@ def play(place: str, kills: int, seed: int) -> int:
     with tempfile.TemporaryDirectory(prefix="fsl-sage-chaos-") as directory:
         how, made = PLACES[place]()
         whole = Path(directory) / "whole"
-        trial, wrong = made(reference(how, whole)), 0
+        trial, wrong, hit = made(reference(how, whole)), 0, 0
         for number in range(kills):
             fresh = Path(directory) / str(number)
             fresh.mkdir()
+            HITS.clear()
             said = trial(whole, fresh, random.Random(f"{seed} {place} {number}"))
-            wrong += bool(said)
-            print(f"  {place} {number + 1}/{kills}: {said or 'the same bits'}", flush=True)
-    print(f"{place}: {kills - wrong} of {kills} gave the same bits", flush=True)
+            wrong, hit = wrong + bool(said), hit + bool(HITS)
+            print(f"  {place} {number + 1}/{kills}: {len(HITS)} killed, {said or 'the same bits'}", flush=True)
+    print(f"{place}: {kills - wrong} of {kills} gave the same bits; in {hit} of them a kill hit", flush=True)
     return wrong
 
 
