@@ -26,10 +26,11 @@ from fsl_sage.models import (
 )
 from fsl_sage.models.factory import make_model
 from fsl_sage.models.foreign import convert_weights
-from fsl_sage.roles.replica import Slots, frozen_bytes
+from fsl_sage.roles.replica import Slots, frozen_weights
 from fsl_sage.roles.work import Workbench
 from fsl_sage.split import split_model
 from fsl_sage.tasks import Batch, LanguageModelling
+from fsl_sage.wire.message import nbytes
 from tests.texts import BLOCKS, FAMILIES, SHARED, needs_e2e, save_model
 
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -146,8 +147,11 @@ def test_only_adapters_travel_and_frozen_weights_are_one_tensor_everywhere(tmp_p
         assert all("lora_" in name for name in Slots(part).tensors())
     decoder, words = (dict(parts[p].named_parameters()) for p in ("auxiliary", "client"))
     assert decoder["lm_head.weight"] is words["transformer.wte.weight"]
-    together = frozen_bytes([parts["client"], parts["auxiliary"]])
-    assert together == frozen_bytes([parts["client"]]) + frozen_bytes([parts["auxiliary"]]) - 40 * 16 * 4
+    together = nbytes(frozen_weights([parts["client"], parts["auxiliary"]]))
+    assert (
+        together
+        == nbytes(frozen_weights([parts["client"]])) + nbytes(frozen_weights([parts["auxiliary"]])) - 40 * 16 * 4
+    )
     benches = [Workbench(parts).slots["server"] for _ in range(2)]
     for name, weight in benches[0].frozen().items():
         assert weight.data_ptr() == benches[1].frozen()[name].data_ptr()
