@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from fsl_sage.algorithms import ALGORITHMS
+from fsl_sage.algorithms import resolve
+from fsl_sage.algorithms.looks import colour_of
 from fsl_sage.config import NO_PART_OF_THE_RESULT, Config, option
 from fsl_sage.engines.base import Engine, LostError, Setup
 from fsl_sage.engines.local import LocalEngine
@@ -17,7 +18,7 @@ from fsl_sage.engines.setup import make_setup
 from fsl_sage.errors import InputError, MissingExtra
 from fsl_sage.experiment.federation import Federation, draw_cohort
 from fsl_sage.models import save_adapters
-from fsl_sage.records.figures import accuracy_figure, classes_figure, colour_of
+from fsl_sage.records.figures import accuracy_figure, classes_figure
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.records.trackers import TRACKERS, Tracker
 from fsl_sage.wire.ledger import GIB
@@ -47,6 +48,7 @@ class Result:
 
 def run(config: Config, trackers: Sequence[Tracker] = ()) -> Result:
     """Train from the beginning, in a new run directory."""
+    config = resolve(config)
     directory = RunDirectory.create(config)
     try:
         return play(directory, config, trackers)
@@ -61,7 +63,7 @@ def resume(path: Path, trackers: Sequence[Tracker] = (), workers: int | None = N
     `changes` are other options that decide no number, such as `engine` or `ray_address`.
     """
     directory = RunDirectory(path)
-    config = directory.config()
+    config = resolve(directory.config())
     if directory.finished():
         raise InputError(f"{path} is finished: its result is in {directory.result_file}.")
     decisive = sorted(set(changes) - set(NO_PART_OF_THE_RESULT))
@@ -105,7 +107,7 @@ def play(
             for tracker in trackers:
                 tracker.round(metrics[-1])
         # 3. The final model, the figure, the result.
-        colour = colour_of(config.algorithm, ALGORITHMS)
+        colour = colour_of(config.algorithm)
         accuracy_figure(directory.path / "accuracy.png", metrics, config.algorithm, colour)
         result = _summary(metrics, stopped)
         model = federation.merged()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,11 @@ def write_bytes(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
+
+
+def as_file_name(text: str) -> str:
+    """A text as a part of a file's name: `mine:Anchored` is `mine-Anchored`."""
+    return re.sub(r"[^A-Za-z0-9.+-]+", "-", text).strip("-")
 
 
 def write_json(path: Path, value: Any) -> None:

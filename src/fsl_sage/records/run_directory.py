@@ -25,9 +25,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fsl_sage.config import Config, digest, from_dict, to_dict
+from fsl_sage.config import Config, digest, from_dict, from_file, to_dict
 from fsl_sage.errors import InputError
-from fsl_sage.records.files import load_tensors, save_tensors, write_bytes, write_json
+from fsl_sage.records.files import as_file_name, load_tensors, save_tensors, write_bytes, write_json
 from fsl_sage.wire.ledger import Entry
 from fsl_sage.wire.message import Tensors
 
@@ -65,7 +65,7 @@ class RunDirectory:
         return directory
 
     def config(self) -> Config:
-        """The configuration of the run."""
+        """The configuration of the run; what it holds of options of other algorithms is left out."""
         try:
             values = json.loads(self.config_file.read_text())["config"]
         except FileNotFoundError:
@@ -74,8 +74,7 @@ class RunDirectory:
             raise InputError(f"{self.config_file} is damaged: it is not a run's configuration.") from None
         except OSError as error:
             raise InputError(f"{self.config_file} cannot be read: {error.strerror}.") from None
-        config: Config = from_dict(values)
-        return config
+        return from_file(from_dict(values), str(self.config_file), of_several=True)
 
     def abandon(self) -> None:
         """Take away a run that could not even start."""
@@ -166,7 +165,7 @@ class RunDirectory:
 
 def _default_path(config: Config) -> Path:
     """runs/TIME-ALGORITHM, with a number where that is taken."""
-    stem = Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{config.algorithm}"
+    stem = Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{as_file_name(config.algorithm)}"
     candidates = [stem, *(stem.with_name(f"{stem.name}-{number}") for number in range(2, 1000))]
     return next(path for path in candidates if not path.exists())
 
