@@ -59,7 +59,7 @@ def test_rounds_may_be_joined_by_commas(monkeypatch, words):
     for args in (["--align-rounds", *words], [f"--align-rounds={','.join(words)}"]):
         with pytest.raises(pytest.exit.Exception):
             cli.main(["run", *args, "--rounds", "7"])
-    assert {config.align_rounds for config in seen} == {(0, 1, 4)}
+    assert {config.options.align_rounds for config in seen} == {(0, 1, 4)}
     assert {config.rounds for config in seen} == {7}
 
 

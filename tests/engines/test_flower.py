@@ -29,7 +29,7 @@ from fsl_sage.records.files import load_tensors
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.wire.message import nbytes
 
-from ..conftest import TINY
+from ..conftest import tiny_config
 from .flower_grid import InProcessGrid
 from .hostile import HOSTILE
 
@@ -404,7 +404,7 @@ def test_a_site_whose_data_are_not_as_agreed_says_so_before_the_first_round(depl
 @pytest.fixture(scope="module")
 def honest(tmp_path_factory):
     """An inspector that waits for client 2's report on round 1, and the bytes of an honest one."""
-    deployment = Deployment(from_dict({**TINY, "rounds": 1}), tmp_path_factory.mktemp("honest"))
+    deployment = Deployment(tiny_config({"rounds": 1}), tmp_path_factory.mktemp("honest"))
     reports = []
 
     def overhear(client, message, reply):

@@ -10,7 +10,7 @@ import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fsl_sage.algorithms import make_algorithm
+from fsl_sage.algorithms import make_algorithm, resolve
 from fsl_sage.config import Config, digest
 from fsl_sage.engines.base import Setup
 from fsl_sage.engines.dry import DryEngine
@@ -84,7 +84,7 @@ def _open(directory: RunDirectory, config: Config) -> None:
         write_json(directory.path / RUN_FILE, {"run": uuid4().hex})
     if directory.finished():
         raise InputError(f"{directory.path} is finished: give another run-directory for a new run.")
-    if digest(directory.config()) != digest(config):
+    if digest(resolve(directory.config())) != digest(config):
         raise InputError(f"{directory.path} holds a run of another configuration: give another run-directory.")
 
 

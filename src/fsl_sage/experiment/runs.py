@@ -9,7 +9,8 @@ from warnings import warn
 
 import numpy as np
 
-from fsl_sage.algorithms import ALGORITHMS
+from fsl_sage.algorithms import resolve
+from fsl_sage.algorithms.looks import colour_of
 from fsl_sage.config import NO_PART_OF_THE_RESULT, Config, option
 from fsl_sage.engines.base import Engine, LostError, Setup
 from fsl_sage.engines.local import LocalEngine
@@ -18,7 +19,7 @@ from fsl_sage.engines.setup import make_setup
 from fsl_sage.errors import InputError, MissingExtra, RunWarning, TrainingError
 from fsl_sage.experiment.federation import Federation, draw_cohort
 from fsl_sage.models import save_adapters
-from fsl_sage.records.figures import accuracy_figure, classes_figure, colour_of
+from fsl_sage.records.figures import accuracy_figure, classes_figure
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.records.trackers import TRACKERS, Tracker
 from fsl_sage.wire.ledger import GIB
@@ -52,6 +53,7 @@ class Result:
 
 def run(config: Config, trackers: Sequence[Tracker] = ()) -> Result:
     """Train from the beginning, in a new run directory."""
+    config = resolve(config)
     directory = RunDirectory.at(config)
     with directory.held():
         directory.begin(config)
@@ -68,7 +70,7 @@ def resume(path: Path, trackers: Sequence[Tracker] = (), workers: int | None = N
     `changes` are other options that decide no number, such as `engine` or `ray_address`.
     """
     directory = RunDirectory(path)
-    config = directory.config()
+    config = resolve(directory.config())
     decisive = sorted(set(changes) - set(NO_PART_OF_THE_RESULT))
     if decisive:
         raise InputError(f"{', '.join(map(option, decisive))} cannot change when a run goes on: start a new run.")
@@ -133,7 +135,7 @@ def _play(
             for tracker in trackers:
                 tracker.round(metrics[-1])
         # 3. The final model, the figure, the result.
-        colour = colour_of(config.algorithm, ALGORITHMS)
+        colour = colour_of(config.algorithm)
         result = _summary(metrics, stopped)
         with directory.writing():
             accuracy_figure(directory.path / "accuracy.png", metrics, config.algorithm, colour)

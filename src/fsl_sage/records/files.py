@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,11 @@ def sync_directory(path: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def as_file_name(text: str) -> str:
+    """A text as a part of a file's name: `mine:Anchored` is `mine-Anchored`."""
+    return re.sub(r"[^A-Za-z0-9.+-]+", "-", text).strip("-")
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -28,10 +28,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fsl_sage.config import Config, digest, from_dict, to_dict
+from fsl_sage.config import Config, digest, from_dict, from_file, to_dict
 from fsl_sage.errors import InputError, RunWarning, TrainingError
 from fsl_sage.reading import read_json
-from fsl_sage.records.files import load_tensors, save_tensors, write_bytes, write_json
+from fsl_sage.records.files import as_file_name, load_tensors, save_tensors, write_bytes, write_json
 from fsl_sage.records.lock import held
 from fsl_sage.records.log import Log
 from fsl_sage.wire.ledger import Entry
@@ -112,9 +112,9 @@ class RunDirectory:
             raise InputError(f"--out {self.path} cannot be written: {error.strerror}.") from None
 
     def config(self) -> Config:
-        """The configuration of the run."""
-        config: Config = from_dict(self._written()["config"])
-        return config
+        """The configuration of the run; what it holds of options of other algorithms is left out."""
+        values = self._written()["config"]
+        return from_file(from_dict(values), str(self.config_file), of_several=True)
 
     def _written(self) -> dict[str, Any]:
         """All that config.json says."""
@@ -256,7 +256,7 @@ def _round(line: Any) -> dict[str, Any]:
 
 def _default_path(config: Config) -> Path:
     """runs/TIME-ALGORITHM, with a number where that is taken."""
-    stem = Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{config.algorithm}"
+    stem = Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{as_file_name(config.algorithm)}"
     candidates = [stem, *(stem.with_name(f"{stem.name}-{number}") for number in range(2, 1000))]
     return next(path for path in candidates if not path.exists())
 
