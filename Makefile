@@ -2,9 +2,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
+# Only files whose SHA-256 is known, none that is built here, and nothing that is not on the list.
+LOCKED := $(INSTALL) --require-hashes --no-deps --only-binary :all:
 
-.PHONY: run test lint bench same-bits clean
+.PHONY: run test test-long lint bench same-bits lock clean
 
 run: $(VENV)/.installed
 	$(BIN)/fsl-sage run
@@ -13,6 +15,12 @@ run: $(VENV)/.installed
 test: lint
 	$(BIN)/pytest -n 2 -m "not slow"
 	$(BIN)/pytest -m slow
+
+# Attacks and accidents at full length, about two hours; what they gave last is in docs/reliability.md.
+test-long: $(VENV)/.installed-for-tests
+	$(BIN)/python -m benchmarks.hostile
+	FSL_SAGE_FUZZ=3000 $(BIN)/pytest tests/fuzz
+	$(BIN)/python -m benchmarks.chaos --kills 20
 
 lint: $(VENV)/.installed-for-tests
 	$(BIN)/ruff check
@@ -26,16 +34,29 @@ bench: $(VENV)/.installed
 same-bits: $(VENV)/.installed-for-tests
 	$(BIN)/python -m tools.same_bits $(or $(BASE),$(error Give the commit to compare with: make same-bits BASE=COMMIT))
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+# torch is installed by its version, since its file differs from machine to machine; the rest of what it needs comes
+# last, when all of it that is on the list has been taken by its hash.
+$(VENV)/.installed: pyproject.toml constraints.txt requirements.lock
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or later is needed; this is " + sys.version.split()[0] + ". Give another: make PYTHON=...") if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) torch==2.13.0
-	$(INSTALL) -e .
+	$(INSTALL) --no-deps torch==2.13.0
+	$(LOCKED) -r requirements.lock
+	$(INSTALL) -c constraints.txt torch==2.13.0
+	$(INSTALL) --no-deps --no-build-isolation -e .
 	touch $@
 
-$(VENV)/.installed-for-tests: $(VENV)/.installed
-	$(INSTALL) -e '.[test]'
+$(VENV)/.installed-for-tests: $(VENV)/.installed requirements-test.lock
+	$(LOCKED) -r requirements-test.lock
 	touch $@
+
+# uv lists the hashes of all files of a version, for every system; pip would list this machine's alone.
+TORCHS := torch triton cuda-bindings cuda-pathfinder cuda-toolkit $(addprefix nvidia-,cublas cuda-cupti cuda-nvrtc \
+	cuda-runtime cudnn-cu13 cufft cufile curand cusolver cusparse cusparselt-cu13 nccl-cu13 nvjitlink nvshmem-cu13 nvtx)
+COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --upgrade -c constraints.txt --generate-hashes \
+	--no-emit-index-url --no-header --no-annotate $(addprefix --no-emit-package ,$(TORCHS)) pyproject.toml -
+lock: $(VENV)/.installed-for-tests
+	for lock in requirements.lock "requirements-test.lock --all-extras"; do set -- $$lock; \
+	    grep '^#' $$1 > $$1.new && printf 'setuptools>=77\nwheel\n' | $(COMPILE) $$2 >> $$1.new && mv $$1.new $$1; done
 
 clean:
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache

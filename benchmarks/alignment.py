@@ -15,7 +15,7 @@ def measure(alignment: AlignmentConfig, warm: int = 2) -> tuple[float, float, fl
         clients=10,
         rounds=100,
         batch_size=64,
-        align_every=1000,
+        options={"align_every": 1000},
         device="cpu",
         data=DataConfig(train_images=5000, test_images=100),
         alignment=alignment,

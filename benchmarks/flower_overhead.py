@@ -10,7 +10,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-from fsl_sage.config import AlignmentConfig, Config, DataConfig, ModelConfig
+from fsl_sage.config import AlignmentConfig, Config, DataConfig, GivenOptions, ModelConfig
 from fsl_sage.deploy.app import agree, write_app, write_sites
 from fsl_sage.deploy.processes import HOST, NAME, LoopbackFederation
 from fsl_sage.records.run_directory import RunDirectory
@@ -20,8 +20,7 @@ CONFIG = Config(
     clients=3,
     rounds=3,
     batch_size=128,
-    upload_every=1,
-    align_every=2,
+    options=GivenOptions({"upload_every": 1, "align_every": 2}, of_several=True),
     device="cpu",
     data=DataConfig(name="cifar10-mini", train_images=768, test_images=100),
     model=ModelConfig(name="resnet18", cut="layer2"),

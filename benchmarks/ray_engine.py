@@ -21,7 +21,7 @@ from torch import nn
 from benchmarks.rounds import config_for
 from benchmarks.timing import CONSOLE, compare
 from fsl_sage.algorithms import Algorithm
-from fsl_sage.config import AlignmentConfig, Config, DataConfig, ModelConfig
+from fsl_sage.config import AlignmentConfig, Config, DataConfig, GivenOptions, ModelConfig
 from fsl_sage.engines.base import Delivery, Setup
 from fsl_sage.engines.local import LocalEngine
 from fsl_sage.experiment import Federation, run
@@ -182,7 +182,7 @@ def run_with(algorithm: str, clients: int) -> None:
                 algorithm=algorithm,
                 clients=clients,
                 rounds=3,
-                align_every=2,
+                options=GivenOptions({"align_every": 2}, of_several=True),
                 engine="ray",
                 workers=2,
                 device="cpu",

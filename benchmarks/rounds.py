@@ -12,7 +12,7 @@ from torch import nn
 
 from benchmarks.timing import CONSOLE, compare
 from fsl_sage.alignment.fidelity import CLIENTS, SAMPLES
-from fsl_sage.config import Config, DataConfig, ModelConfig
+from fsl_sage.config import Config, DataConfig, GivenOptions, ModelConfig
 from fsl_sage.engines.base import Setup
 from fsl_sage.engines.local import LocalEngine
 from fsl_sage.experiment import Federation
@@ -31,7 +31,7 @@ def config_for(algorithm: str, model: str, batch_size: int = 64) -> Config:
         clients=4,
         rounds=1000,
         batch_size=batch_size,
-        align_every=1000,
+        options=GivenOptions({"align_every": 1000}, of_several=True),
         workers=1,
         device="cpu",
         data=DataConfig(train_images=4 * 8 * batch_size, test_images=100),
@@ -96,7 +96,7 @@ class Bare:
         for client, mine in enumerate(self.parts):
             for k, batch in enumerate(self.batches(client)):
                 z = boundary(mine["client"].train()(batch.inputs))
-                if k % self.config.upload_every == 0:
+                if k % self.setup.algorithm.options.upload_every == 0:
                     uploads.append((k, client, z.detach(), batch.target))
                 z.backward(self.cut_gradient(mine["auxiliary"], z, batch.target, train))
                 self.step(client, *(("client", "auxiliary") if train else ("client",)))

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from fsl_sage.config import Config, from_dict
+from fsl_sage.algorithms import resolve
+from fsl_sage.config import Config, from_dict, from_file
 
 TINY: dict[str, Any] = {
     "clients": 3,
@@ -30,15 +31,22 @@ def merge(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
+def tiny_config(changes: dict[str, Any]) -> Config:
+    return resolve(from_file(from_dict(merge(TINY, changes), Config()), "tests", of_several=True))
+
+
 @pytest.fixture
 def tiny(tmp_path: Path) -> Callable[..., Config]:
-    """Makes a tiny configuration with changes; `out` is a fresh directory."""
+    """Makes a tiny configuration with changes; `out` is a fresh directory.
+
+    Options that its algorithm does not have are left out.
+    """
     made = 0
 
     def make(**changes: Any) -> Config:
         nonlocal made
         made += 1
-        return from_dict(merge({**TINY, "out": str(tmp_path / f"run{made}")}, changes), Config())
+        return tiny_config({"out": str(tmp_path / f"run{made}"), **changes})
 
     return make
 

@@ -1,4 +1,6 @@
+import errno
 import json
+import os
 from collections import OrderedDict
 from dataclasses import replace
 
@@ -8,7 +10,8 @@ import torch
 from torch import nn
 
 from fsl_sage.config import Config, load_preset
-from fsl_sage.errors import InputError, TrainingError
+from fsl_sage.engines.base import LostError
+from fsl_sage.errors import InputError, RunWarning, TrainingError
 from fsl_sage.experiment import cost, draw_cohort, resume, run
 from fsl_sage.experiment.setup import make_setup
 from fsl_sage.problems.make import make_problem
@@ -164,6 +167,21 @@ def interrupt_after(monkeypatch, rounds):
     monkeypatch.setattr(Federation, "play_round", interrupted)
 
 
+@pytest.fixture
+def interrupted(tiny, monkeypatch):
+    """Makes a run that ended in the middle; its configuration."""
+
+    def make(*, after, **changes):
+        config = tiny(**changes)
+        with monkeypatch.context() as patched:
+            interrupt_after(patched, after)
+            with pytest.raises(KeyboardInterrupt):
+                run(config)
+        return config
+
+    return make
+
+
 def test_resume_before_the_first_checkpoint_starts_anew(tiny, monkeypatch):
     whole = run(tiny()).directory
     config = tiny()
@@ -173,6 +191,45 @@ def test_resume_before_the_first_checkpoint_starts_anew(tiny, monkeypatch):
     monkeypatch.undo()
     resume(config.out)
     assert_same_run(whole, config.out)
+
+
+@pytest.mark.parametrize("name", ["fsl-sage", "torch"])
+def test_another_version_warns_that_bits_may_differ(interrupted, name):
+    config = interrupted(rounds=2, after=1)
+    file = config.out / "config.json"
+    written = json.loads(file.read_text())
+    written["versions"][name] = "0.0.1"
+    file.write_text(json.dumps(written))
+    with pytest.warns(RunWarning, match=f"began with {name} 0.0.1, .* bits may differ"):
+        resume(config.out)
+
+
+@pytest.mark.parametrize("moment", ["__init__", "load_checkpoint", "merged"])
+def test_the_s_server_may_be_lost_at_the_start_and_at_the_end_too(tiny, interrupted, monkeypatch, moment):
+    """As when Ray's actor is killed while it is started, or after the last round."""
+    whole, config = run(tiny(rounds=3)).directory, interrupted(rounds=3, after=1)
+    lose_once(monkeypatch, moment)
+    resume(config.out)
+    assert_same_run(whole, config.out)
+
+
+def test_an_s_server_that_is_lost_again_and_again_ends_the_run(tiny, monkeypatch):
+    lose_once(monkeypatch, "__init__", times=2)
+    with pytest.raises(LostError, match="the S-server is gone"):
+        run(tiny())
+
+
+def lose_once(monkeypatch, moment, times=1):
+    from fsl_sage.experiment import Federation
+
+    usual, losses = getattr(Federation, moment), iter(range(times))
+
+    def lose(self, *arguments):
+        if next(losses, None) is not None:
+            raise LostError("the S-server is gone")
+        return usual(self, *arguments)
+
+    monkeypatch.setattr(Federation, moment, lose)
 
 
 def test_resume_with_a_torn_last_line(tiny, monkeypatch):
@@ -187,6 +244,101 @@ def test_resume_with_a_torn_last_line(tiny, monkeypatch):
             file.write('{"round": 1, "te' if name.startswith("m") else "1,0,up,act")
     resume(config.out)
     assert_same_run(whole, config.out)
+
+
+DAMAGE = {
+    "last line lost": lambda raw: raw[: raw[:-1].rindex(b"\n") + 1],
+    "first line lost": lambda raw: raw[raw.index(b"\n") + 1 :],
+    "emptied": lambda raw: b"",
+    "cut in a line": lambda raw: raw[:-7],
+    "one bit": lambda raw: bytes([*raw[:70], raw[70] ^ 1, *raw[71:]]),
+    "two lines swapped": lambda raw: b"".join([*(lines := raw.splitlines(keepends=True))[:-2], lines[-1], lines[-2]]),
+    "a line twice": lambda raw: b"".join([(lines := raw.splitlines(keepends=True))[0], *lines]),
+    "a number changed": lambda raw: raw.replace(b"1", b"2"),
+    "Windows' line ends": lambda raw: raw.replace(b"\n", b"\r\n"),
+}
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "ledger.csv"])
+def test_lines_that_are_not_those_of_the_checkpoint_are_refused(interrupted, name):
+    config = interrupted(rounds=3, after=2)
+    file = config.out / name
+    raw = file.read_bytes()
+    for damage in DAMAGE.values():
+        file.write_bytes(damage(raw))
+        with pytest.raises(InputError, match=rf"{name} does not fit the checkpoint, .*start a new run") as said:
+            resume(config.out)
+        assert "lines: " in str(said.value)
+    file.unlink()
+    with pytest.raises(InputError, match=rf"{name} .* cannot be read \(No such file"):
+        resume(config.out)
+    file.write_bytes(raw)
+    assert len(resume(config.out).metrics) == 3
+
+
+def test_damaged_metrics_without_a_checkpoint_are_refused_where_they_are_read(interrupted):
+    directory = RunDirectory(interrupted(rounds=2, after=1).out)
+    for line in ("not json", "[]", '{"round": "x"}', "[" * 100_000):
+        directory.metrics_file.write_text(line + "\n")
+        with pytest.raises(InputError, match=r"metrics\.jsonl is damaged"):
+            directory.metrics()
+    directory.ledger_file.write_text("round,client\n1,2\n")
+    with pytest.raises(InputError, match=r"ledger\.csv is damaged"):
+        directory.ledger()
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="needs /proc")
+def test_lines_are_on_the_disk_before_the_checkpoint_is(tiny, monkeypatch):
+    """Their fsync comes before the checkpoint's, and the directory's after its rename."""
+    synced = []
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (synced.append(os.readlink(f"/proc/self/fd/{file}")), fsync(file)))
+    config = tiny(rounds=1)
+    run(config)
+    names = [os.path.relpath(path, config.out) for path in synced]
+    place = names.index("checkpoint.safetensors.part")
+    assert {"metrics.jsonl", "ledger.csv"} <= set(names[:place])
+    assert names[place + 1] == "."
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "ledger.csv", "checkpoint.safetensors.part", "accuracy.png.part"])
+def test_a_full_disk_keeps_the_last_checkpoint_and_says_how_to_go_on(tiny, monkeypatch, name):
+    whole, config = run(tiny(rounds=3)).directory, tiny(rounds=3)
+    with monkeypatch.context() as patched:
+        fill_the_disk_for(patched, name, after=1)
+        with pytest.raises(
+            TrainingError, match=rf"{name} cannot be written: No space .* 'fsl-sage resume {config.out}'"
+        ):
+            run(config)
+    assert not list(config.out.glob("*.part"))
+    resume(config.out)
+    assert_same_run(whole, config.out)
+
+
+def fill_the_disk_for(monkeypatch, name, after):
+    """Let the file be opened for writing so many times, then no more."""
+    times = []
+    builtin = open
+
+    def full(path, mode="r", *more, **options):
+        if os.path.basename(path) == name and mode not in ("r", "rb"):
+            times.append(path)
+            if len(times) > (0 if name.startswith("accuracy") else after):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return builtin(path, mode, *more, **options)
+
+    monkeypatch.setattr("builtins.open", full)
+
+
+def test_a_directory_that_became_read_only_is_said(interrupted, monkeypatch):
+    config = interrupted(rounds=2, after=1)
+
+    def refuse(path, *more):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr("fsl_sage.records.run_directory.held", lambda path: refuse(path))
+    with pytest.raises(InputError, match=rf"{config.out} cannot be written: Read-only file system"):
+        resume(config.out)
 
 
 # Stop rules
@@ -299,12 +451,45 @@ def test_a_damaged_checkpoint_is_refused(tiny, monkeypatch):
         resume(config.out)
 
 
+def test_one_flipped_bit_in_a_checkpoint_is_found(interrupted):
+    config = interrupted(rounds=2, after=1)
+    file = config.out / "checkpoint.safetensors"
+    whole = bytearray(file.read_bytes())
+    whole[-1000] ^= 16  # in the middle of a weight
+    file.write_bytes(whole)
+    with pytest.raises(InputError, match=r"checkpoint\.safetensors is damaged: .* start a new run"):
+        resume(config.out)
+
+
 @pytest.mark.parametrize("algorithm", ["fsl-sage", "fedavg"])
 def test_a_loss_that_is_not_finite_fails_the_training(tiny, algorithm):
     config = tiny(algorithm=algorithm, optimizer={"name": "sgd", "lr": 1e30})
     with pytest.raises(TrainingError, match=r"became (nan|inf)"):
         run(config)
     assert not RunDirectory(config.out).finished()
+
+
+def test_a_run_whose_score_left_every_bound_says_so(tiny):
+    config = tiny(algorithm="fedavg", rounds=1, optimizer={"lr": 1e6})
+    with pytest.warns(RunWarning, match="The training diverged: its last test loss is .*lower --optimizer.lr"):
+        run(config)
+    assert "diverged" in json.loads((config.out / "result.json").read_text())["remark"]
+
+
+@pytest.mark.parametrize("score", ["test_loss", "test_accuracy"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_score_that_is_no_number_never_reaches_a_checkpoint(tiny, monkeypatch, score, value):
+    from fsl_sage.experiment import Federation
+
+    evaluate = Federation.evaluate
+    rounds = iter([{}, {score: value}])
+    monkeypatch.setattr(Federation, "evaluate", lambda self: {**evaluate(self), **next(rounds)})
+    config = tiny(rounds=3)
+    with pytest.raises(TrainingError, match=rf"The {score.replace('_', ' ')} became {value} in round 1"):
+        run(config)
+    assert len(RunDirectory(config.out).metrics()) == 1
+    monkeypatch.undo()
+    assert len(resume(config.out).metrics) == 3
 
 
 # BatchNorm

@@ -25,7 +25,7 @@ FLOORS = [
     {"split"},
     {"models"},
     {"config"},
-    {"devices", "presets", "units"},
+    {"devices", "presets", "reading", "units"},
     {"errors", "optimizers", "precision", "seeding"},
 ]
 FLOORS_OF_SPLIT = [{"__init__"}, {"auxiliaries", "costs"}, {"parts"}, {"plan"}, {"trace"}, {"errors"}]

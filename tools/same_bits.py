@@ -123,6 +123,7 @@ print(json.dumps(save_all(pathlib.Path(sys.argv[1]))))
 """
 # Modules move: a name is looked for in every module where it has been, newest first.
 _FLOWER = """
+import dataclasses
 import sys
 from importlib import import_module
 from importlib.util import find_spec
@@ -139,7 +140,7 @@ def find(name, *modules):
 for module in ("fsl_sage.engines.flower.courier", "fsl_sage.engines.flower.engine"):
     if find_spec(module):
         import_module(module).POLL = 0.02
-config = find("load_preset", "fsl_sage.config")(sys.argv[1])
+config = dataclasses.replace(find("load_preset", "fsl_sage.config")(sys.argv[1]), algorithm=sys.argv[3])
 out = Path(sys.argv[2])
 agreement, shares = find("agree", "fsl_sage.deploy.app")(config, None)
 find("write_app", "fsl_sage.deploy.app")(out / "app", config, agreement)
@@ -209,12 +210,14 @@ def run_case(tree: Path, case: Case, values: Mapping[str, Any], out: Path) -> Pa
 
 def _run(tree: Path, case: Case, directory: Path, log: io.TextIOBase) -> int:
     file, run = str(directory / "case.toml"), str(directory / "run")
+    # Not in the file, which holds options of several algorithms: each takes its own.
+    algorithm = case.changes.get("algorithm", "fsl-sage")
     if case.how == "cost":
         with open(directory / "cost.json", "w") as out:
             return _python(tree, out, log, "-m", "fsl_sage", "cost", file, "--json").wait()
     if case.how == "flower":
-        return _python(tree, log, log, "-c", _FLOWER, file, run).wait()
-    process = _python(tree, log, log, "-m", "fsl_sage", "run", file, "--out", run)
+        return _python(tree, log, log, "-c", _FLOWER, file, run, algorithm).wait()
+    process = _python(tree, log, log, "-m", "fsl_sage", "run", file, "--algorithm", algorithm, "--out", run)
     if case.how == "resume" and _killed(process, directory / "run" / "checkpoint.safetensors"):
         process = _python(tree, log, log, "-m", "fsl_sage", "resume", run)
     return process.wait()
@@ -375,7 +378,7 @@ def _compare_all(commit: str, cases: Mapping[str, Case], folder: Path) -> int:
     with ThreadPoolExecutor(AT_ONCE) as pool:
         pairs: dict[str, list[Future[Path]]] = {}
         for name, case in cases.items():
-            values = merge(merge(TINY, texts if case.lora else {}), case.changes)
+            values = merge(merge(TINY, texts if case.lora else {}), {**case.changes, "algorithm": None})
             pairs[name] = [
                 pool.submit(run_case, tree, case, values, folder / side / name)
                 for side, tree in (("base", base), ("here", ROOT))

@@ -14,3 +14,7 @@ class MissingExtra(InputError):  # noqa: N818
 
     def __init__(self, what: str, extra: str) -> None:
         super().__init__(f"{what} needs the extra '{extra}': pip install 'fsl-sage[{extra}]'")
+
+
+class RunWarning(UserWarning):
+    """What a person should know of a run that goes on or has ended all the same."""

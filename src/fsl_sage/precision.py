@@ -9,6 +9,11 @@ def dtype_of(precision: str) -> torch.dtype:
     return torch.float64 if precision == "float64" else torch.float32
 
 
+def all_finite(tensor: Tensor) -> bool:
+    """Whether no element is infinite or NaN; so it is where there are only shapes."""
+    return tensor.is_meta or not tensor.is_floating_point() or bool(tensor.isfinite().all())
+
+
 def wide(tensor: Tensor) -> Tensor:
     """`tensor` in float64, for sums; in float32 on a device that has no float64."""
     return tensor.to(torch.float32 if tensor.device.type == "mps" else torch.float64)

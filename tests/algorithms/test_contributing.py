@@ -1,27 +1,203 @@
-"""The worked example of CONTRIBUTING.md runs, as it stands there."""
+"""A stranger's algorithm: CONTRIBUTING.md's example, in a file outside the package, does all that the page promises."""
 
+import json
+import os
 import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
-from fsl_sage.algorithms import ALGORITHMS
+import pytest
+import torch
+
+from fsl_sage.config import from_dict
 from fsl_sage.experiment import run
 from fsl_sage.records.files import load_tensors
-from tests.algorithms.test_laws import assert_same
+from fsl_sage.records.run_directory import RunDirectory
+from tests.conftest import TINY
 
-PAGE = Path(__file__).parents[2] / "CONTRIBUTING.md"
+PAGE = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
+(CODE,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+COMMANDS = [line.partition("  #")[0] for line in PAGE.splitlines() if re.match("fsl-sage .* anchored:", line)]
+NAME = "anchored:Anchored"
+SMALL = [
+    "--clients", "3", "--rounds", "2", "--batch-size", "16", "--device", "cpu", "--workers", "2",
+    "--model.name", "small-cnn", "--data.train-images", "150", "--data.test-images", "100",
+]  # fmt: skip
+TIMES = ("seconds", "elapsed_seconds")
+SOURCE = str(Path(__file__).parents[2] / "src")
+# Like the installed script, the processes do not have the current directory on their path.
+ENVIRONMENT = {**os.environ, "COLUMNS": "100", "PYTHONPATH": SOURCE, "PYTHONSAFEPATH": "1"}
 
 
-def test_the_worked_example(tmp_path, monkeypatch, capsys, tiny):
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert len(code.splitlines()) < 60
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with the file, which is the current one; the file is imported anew."""
+    (tmp_path / "anchored.py").write_text(CODE)
     monkeypatch.chdir(tmp_path)
-    try:
-        space = {}
-        exec(compile(code, "CONTRIBUTING.md", "exec"), space)
-        assert "bytes a round" in capsys.readouterr().out
-        # The law that the page names: without its term it is FedAvg.
-        space["FedProx"].mu = 0.0
-        weights = [load_tensors(run(tiny(algorithm=name)).model_file)[0] for name in ("fedprox", "fedavg")]
-        assert_same(*weights)
-    finally:
-        ALGORITHMS.pop("fedprox", None)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path
+    sys.modules.pop("anchored", None)
+
+
+def command(*words, **options):
+    """A command in a process of its own, as a user types it."""
+    done = subprocess.run(
+        [sys.executable, "-c", "from fsl_sage.cli import main; main()", *map(str, words)],
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT,
+        timeout=300,
+        **options,
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return done
+
+
+def here(**changes):
+    """The same run in this process."""
+    values = {**TINY, "algorithm": NAME, **changes}
+    return from_dict({name: value for name, value in values.items() if name not in ("upload_every", "align_every")})
+
+
+def assert_same_run(a, b):
+    first, second = (load_tensors(path / "model.safetensors")[0] for path in (a, b))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert (a / "ledger.csv").read_bytes() == (b / "ledger.csv").read_bytes()
+    lines = [[{k: v for k, v in line.items() if k not in TIMES} for line in RunDirectory(x).metrics()] for x in (a, b)]
+    assert lines[0] == lines[1]
+
+
+def test_the_page_is_short_and_its_commands_run(folder):
+    assert len(CODE.splitlines()) < 60
+    assert [words.split()[1] for words in COMMANDS] == ["run", "run", "cost", "compare"]
+    for words in COMMANDS:
+        small = [word for word in SMALL if word not in ("--model.name", "small-cnn", "--rounds", "2")]
+        done = command(*shlex.split(words)[1:], *small)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads((folder / "runs/anchored/config.json").read_text())["config"]["mu"] == 0.1
+    assert {path.name for path in (folder / "runs/both").iterdir() if path.is_dir()} == {
+        "anchored-Anchored_iid_seed0_mu0",
+        "anchored-Anchored_iid_seed0_mu0.1",
+        "fedavg_iid_seed0",
+        "report",
+    }
+    table = (folder / "runs/both/report/tables/best-accuracy.md").read_text()
+    assert "mu 0.1" in table
+    assert "Anchored FedAvg" in table
+    # The law that the page names: without its term it is FedAvg.
+    assert_same_weights(folder / "runs/both/anchored-Anchored_iid_seed0_mu0", folder / "runs/both/fedavg_iid_seed0")
+
+
+def assert_same_weights(a, b):
+    first, second = (load_tensors(path / "model.safetensors")[0] for path in (a, b))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_help_and_cost_know_it(folder):
+    said = " ".join(command("run", "--algorithm", NAME, "--help").stdout.split())
+    assert "--mu FLOAT" in said
+    assert "How strongly the clients are held" in said
+    assert "--align-every" not in said
+    costs = json.loads(command("cost", "--algorithm", NAME, "--json", *SMALL).stdout)
+    assert costs[NAME] == costs["fedavg"]
+
+
+def test_an_option_that_it_does_not_have_is_refused(folder):
+    done = command("run", "--algorithm", NAME, "--align-every", "2", *SMALL)
+    assert done.returncode == 2
+    assert f"--align-every is an option of fsl-sage and lazy-fsl-sage, not of {NAME}" in " ".join(done.stderr.split())
+
+
+def test_a_toml_file_names_it_with_its_option(folder):
+    (folder / "mine.toml").write_text(f'algorithm = "{NAME}"\nmu = 0.5\n')
+    assert command("run", "mine.toml", *SMALL, "--out", "one").returncode == 0
+    assert command("run", "mine.toml", *SMALL, "--mu", "0.5", "--out", "two").returncode == 0
+    one, two = (json.loads((folder / name / "config.json").read_text()) for name in ("one", "two"))
+    assert one["digest"] == two["digest"]
+    assert one["config"]["mu"] == 0.5
+
+
+def test_it_resumes_in_a_new_process(folder):
+    words = ["--algorithm", NAME, "--mu", "0.1", *SMALL, "--rounds", "5"]
+    assert command("run", *words, "--out", "whole").returncode == 0
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fsl_sage", "run", *words, "--out", "killed"], stdout=subprocess.DEVNULL, env=ENVIRONMENT
+    )
+    while not (folder / "killed" / "checkpoint.safetensors").exists():
+        assert process.poll() is None, "it ended before it could be killed"
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (folder / "killed" / "result.json").exists()
+    done = command("resume", "killed")
+    assert done.returncode == 0, done.stderr
+    assert_same_run(folder / "killed", folder / "whole")
+
+
+@pytest.mark.slow
+def test_it_runs_on_ray(folder):
+    pytest.importorskip("ray")
+    words = ["--algorithm", NAME, "--mu", "0.1", *SMALL]
+    done = command("run", *words, "--engine", "ray", "--out", "ray")
+    assert done.returncode == 0, done.stderr
+    assert command("run", *words, "--out", "local").returncode == 0
+    assert_same_run(folder / "ray", folder / "local")
+
+
+@pytest.mark.slow
+def test_it_is_compared_on_ray(folder):
+    pytest.importorskip("ray")
+    done = command("compare", "--algorithms", NAME, "fedavg", "--engine", "ray", *SMALL, "--out", "both")
+    assert done.returncode == 0, done.stderr
+    assert (folder / "both" / "anchored-Anchored_iid_seed0" / "result.json").exists()
+
+
+def test_it_runs_on_flower(folder, monkeypatch):
+    """The app brings the file: server and sites find it there and nowhere else."""
+    pytest.importorskip("flwr")
+    from fsl_sage.engines.flower.client_app import make_client_app
+
+    from fsl_sage.deploy.server_app import serve
+    from tests.engines.flower_grid import InProcessGrid
+
+    monkeypatch.setattr("fsl_sage.engines.flower.courier.POLL", 0.02)
+    words = ["--algorithm", NAME, "--mu", "0.1", *SMALL]
+    done = command("deploy", "init", "app", *words, "--sites", "sites")
+    assert done.returncode == 0, done.stderr
+    assert (folder / "app" / "anchored.py").read_text() == CODE
+    assert command("run", *words, "--out", "local").returncode == 0
+    (folder / "anchored.py").unlink()
+    config = folder / "app" / "fsl_sage_app" / "config.json"
+    grid = InProcessGrid(make_client_app(config))
+    for client in range(3):
+        grid.join(client, folder / "sites" / f"client-{client}.npz", folder / "states")
+    options = {"data": "", "timeout": 60.0, "minimum": 1, "join-timeout": 1.0, "run-directory": str(folder / "run")}
+    serve(config, grid, options)
+    federated, local = folder / "run", folder / "local"
+    assert (federated / "ledger.csv").read_bytes() == (local / "ledger.csv").read_bytes()
+    assert_same_weights(federated, local)
+
+
+def test_python_runs_it(folder):
+    result = run(here(mu=0.1, out=str(folder / "run")))
+    again = replace(result.config, options={"mu": 0.1}, out=folder / "two")
+    assert_same_run(run(again).directory, result.directory)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("nowhere:Anchored", "--algorithm nowhere:Anchored cannot be imported: No module named 'nowhere'"),
+        ("anchored:Nothing", "cannot be imported: module 'anchored' has no attribute 'Nothing'"),
+        ("anchored:AnchoredOptions", "is not an Algorithm: give a class that derives from fsl_sage.Algorithm"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_in_a_sentence(folder, name, said):
+    done = command("run", "--algorithm", name, *SMALL)
+    assert done.returncode == 2
+    assert said in " ".join(done.stderr.split())

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -58,7 +59,7 @@ def test_rounds_may_be_joined_by_commas(monkeypatch, words):
     for args in (["--align-rounds", *words], [f"--align-rounds={','.join(words)}"]):
         with pytest.raises(pytest.exit.Exception):
             cli.main(["run", *args, "--rounds", "7"])
-    assert {config.align_rounds for config in seen} == {(0, 1, 4)}
+    assert {config.options.align_rounds for config in seen} == {(0, 1, 4)}
     assert {config.rounds for config in seen} == {7}
 
 
@@ -146,7 +147,8 @@ def read_metrics(path):
     return [{k: v for k, v in line.items() if k not in ("seconds", "elapsed_seconds")} for line in lines]
 
 
-def test_ctrl_c_leaves_at_once_and_says_how_to_go_on(tmp_path):
+@pytest.mark.parametrize(("by", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stop_leaves_at_once_and_says_how_to_go_on(tmp_path, by, code):
     out = tmp_path / "run"
     process = subprocess.Popen(
         [sys.executable, "-m", "fsl_sage", "run", *SMALL, "--rounds", "5000", "--out", str(out)],
@@ -160,14 +162,43 @@ def test_ctrl_c_leaves_at_once_and_says_how_to_go_on(tmp_path):
         while not (out / "checkpoint.safetensors").exists():
             assert process.poll() is None
             time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(by)
         _, errors = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert process.returncode == 130
+    assert process.returncode == code
     assert f"fsl-sage resume {out}" in errors.replace("\n", "")
     assert "Traceback" not in errors
     assert (out / "checkpoint.safetensors").exists()
+
+
+def limited(bytes):
+    """For a process that can write no larger file."""
+    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (bytes, bytes))
+
+
+def test_a_limit_to_the_size_of_files_is_said_and_lifted_the_run_goes_on(tmp_path):
+    out = tmp_path / "run"
+    words = refused("run", *SMALL, "--out", out, code=1, preexec_fn=limited(60_000))
+    assert f"checkpoint.safetensors cannot be written: File too large. {KEPT} {out}'" in words.replace("\n", "")
+    assert not list(out.glob("*.part"))
+    assert command("resume", out).returncode == 0
+
+
+KEPT = "The last checkpoint is kept: mend that, and go on by 'fsl-sage resume"
+
+
+def test_an_output_that_cannot_be_written_is_no_traceback(tmp_path):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "fsl_sage", "cost", "--preset", "paper"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 1
+    assert "No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 # Bad input

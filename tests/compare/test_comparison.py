@@ -45,7 +45,7 @@ def test_a_failed_run_is_named_and_the_others_have_results(preset, tmp_path):
     with pytest.raises(TrainingError) as error:
         found.raise_failures()
     assert "1 of 2 runs failed" in str(error.value)
-    assert f"{failed}: The loss of client 0 became nan in round 0" in str(error.value)
+    assert f"{failed}: Client 0 failed in round 0: its client loss became nan" in str(error.value)
 
 
 def test_what_cannot_run_is_refused_before_anything_starts(preset, tmp_path):

@@ -2,8 +2,9 @@
 
 import pytest
 
+from fsl_sage.algorithms import resolve
 from fsl_sage.compare.grid import Grid, load_grid, parse_vary, plan_runs, refuse_overruled
-from fsl_sage.config import Config, digest, load_preset
+from fsl_sage.config import Config, all_options, digest, load_preset
 from fsl_sage.errors import InputError
 
 
@@ -19,7 +20,7 @@ def test_every_combination_has_one_run_and_the_first_seed_of_everything_comes_fi
 
 
 def test_an_empty_grid_is_the_configuration_itself():
-    assert [plan.config for plan in plan_runs(Config(seed=7), Grid())] == [Config(seed=7)]
+    assert [plan.config for plan in plan_runs(Config(seed=7), Grid())] == [resolve(Config(seed=7))]
 
 
 def test_alpha_sets_the_partition():
@@ -45,10 +46,10 @@ def test_an_algorithm_runs_once_whatever_the_values_of_an_option_that_does_not_c
 
 
 def test_align_until_is_the_lazy_ones_alone():
-    plans = plan_runs(Config(align_until=5), Grid(("fsl-sage", "lazy-fsl-sage", "cse-fsl")))
-    assert [plan.config.align_until for plan in plans] == [None, 5, None]
+    plans = plan_runs(Config(options={"align_until": 5}), Grid(("fsl-sage", "lazy-fsl-sage", "cse-fsl")))
+    assert [all_options(plan.config.options).get("align_until") for plan in plans] == [None, 5, None]
     varied = plan_runs(Config(), Grid(("fsl-sage", "lazy-fsl-sage"), vary={"align_until": (2, 4)}))
-    assert [(plan.config.algorithm, plan.config.align_until) for plan in varied] == [
+    assert [(plan.config.algorithm, plan.config.options.align_until) for plan in varied] == [
         ("fsl-sage", None),
         ("lazy-fsl-sage", 2),
         ("lazy-fsl-sage", 4),
@@ -78,7 +79,10 @@ def test_vary_reads_an_options_own_type():
         ({"vary": {"data.alpha": (1.0,)}}, "give --alpha with several values"),
         ({"vary": {"workers": (1, 2)}}, "--workers never changes a run's numbers"),
         ({"vary": {"threads": (1, 2)}}, "--threads says how to compute, not what"),
-        ({"algorithms": ("fedavg",), "vary": {"align_every": (1, 2)}}, "does not concern fedavg"),
+        (
+            {"algorithms": ("fedavg",), "vary": {"align_every": (1, 2)}},
+            "--align-every is an option of fsl-sage and lazy-fsl-sage, not of fedavg",
+        ),
         ({"vary": {"data.name": ("npz:a-b", "npz:a:b")}}, "Two runs of the grid would be called"),
     ],
 )
@@ -89,8 +93,10 @@ def test_an_impossible_grid_is_refused_before_anything_runs(grid, message):
 
 
 def test_align_until_without_a_lazy_algorithm_is_refused():
-    with pytest.raises(InputError, match="--align-until concerns lazy-fsl-sage alone"):
-        names(Config(align_until=3), algorithms=("fsl-sage",))
+    with pytest.raises(
+        InputError, match="In a comparison --align-until is an option of lazy-fsl-sage, not of fsl-sage"
+    ):
+        names(Config(options={"align_until": 3}), algorithms=("fsl-sage",))
 
 
 def test_an_auxiliary_may_be_given_as_a_number_of_bytes():
@@ -105,7 +111,10 @@ def test_an_option_that_the_grid_overrules_is_refused():
     refuse_overruled(Config(rounds=3), Config(), grid)
     for config, says in (
         (Config(seed=5), "--seed 5 has no effect on a grid with 1, 2: give --seeds instead"),
-        (Config(align_every=3), "--align-every 3 has no effect on a grid with 2, 5: give --vary align_every=… instead"),
+        (
+            Config(options={"align_every": 3}),
+            "--align-every 3 has no effect on a grid with 2, 5: give --vary align_every=… instead",
+        ),
     ):
         with pytest.raises(InputError, match=says):
             refuse_overruled(config, Config(), grid)

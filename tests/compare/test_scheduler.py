@@ -44,7 +44,7 @@ def test_a_failed_run_does_not_stop_the_rest(preset, tmp_path):
 
     run_grid(runs, 1, 1, start_here, Listening())
     assert [run.state for run in runs] == ["failed", "finished"]
-    assert "The loss of client 0 became nan in round 0" in runs[0].error
+    assert "Client 0 failed in round 0: its client loss became nan" in runs[0].error
     ends = (("running", "failed"), ("running", "finished"))
     assert told == [(run.plan.name, state) for run, states in zip(runs, ends, strict=True) for state in states]
 

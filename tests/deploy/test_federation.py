@@ -16,7 +16,6 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from fsl_sage.config import from_dict
 from fsl_sage.deploy.app import agree, write_sites
 from fsl_sage.deploy.certificates import write_node_key, write_server_files
 from fsl_sage.deploy.processes import (
@@ -31,7 +30,7 @@ from fsl_sage.deploy.processes import (
 from fsl_sage.experiment import run
 from fsl_sage.records.run_directory import RunDirectory
 
-from ..conftest import TINY, merge
+from ..conftest import tiny_config
 from ..engines.test_flower import Deployment, assert_same_run
 from . import prestarted
 
@@ -140,7 +139,7 @@ def nodes(tmp_path_factory):
 @pytest.fixture
 def deploy(nodes, tmp_path):
     def make(**changes) -> Deployment:
-        deployment = Deployment(from_dict(merge(TINY, {"out": str(tmp_path / "local"), **changes})), tmp_path)
+        deployment = Deployment(tiny_config({"out": str(tmp_path / "local"), **changes}), tmp_path)
         package = tmp_path / "app" / "fsl_sage_app"
         (package / "client_app.py").write_text(CLIENT_APP)
         (package / "server_app.py").write_text(SERVER_APP.format(pid=str(nodes.directory / "server-pid")))

@@ -24,6 +24,7 @@ class Fault:
     def __init__(self, algorithm: type[Algorithm], marker: Path | None = None) -> None:
         self.algorithm = algorithm
         self.marker = marker
+        self.Options, self.title, self.colour = algorithm.Options, algorithm.title, algorithm.colour
 
     def strike(self, client: int) -> None:
         raise NotImplementedError

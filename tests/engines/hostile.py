@@ -1,7 +1,7 @@
 """Reports as no honest client would send them: by kind, what spoils one, and why it is then rejected."""
 
 import torch
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, MetricRecord
 
 from fsl_sage.engines.flower.records import ABOUT, TENSORS, pack, unpack
 
@@ -22,6 +22,29 @@ def tensors(**changes):
 def more(path, tensor):
     def spoil(content):
         content[TENSORS] = pack({**unpack(content[TENSORS]), path: tensor})
+
+    return spoil
+
+
+def ending(word, change):
+    """Spoils the first tensor whose path ends so."""
+
+    def spoil(content):
+        all = unpack(content[TENSORS])
+        path = next(path for path in sorted(all) if path.endswith(f".{word}"))
+        content[TENSORS] = pack({**all, path: change(all[path])})
+
+    return spoil
+
+
+def another_type(name):
+    """Swaps the type of a record, and keeps its name."""
+
+    def spoil(content):
+        spoilt = {"about": content[ABOUT], "tensors": content[TENSORS]}
+        spoilt[name] = MetricRecord({"round": 0})
+        content.clear()
+        content.update(spoilt)
 
     return spoil
 
@@ -59,6 +82,16 @@ HOSTILE = {
     "garbage": (block("safetensors", b"not a tensor"), "damaged"),
     "lying header": (block("safetensors", (2**60).to_bytes(8, "little") + b"{}"), "damaged"),
     "pickle": (block("cloudpickle", b"\x80\x04N."), "not one safetensors block"),
+    "huge activations": (tensors(activations=lambda x: x.fill_(1e20)), "values beyond 1e+09"),
+    "huge weights": (tensors(weights_client=lambda x: x.fill_(-3e38)), "values beyond 1e+09"),
+    "a negative variance": (ending("running_var", lambda x: -x - 1), "has negative variances"),
+    "a counter below 0": (ending("num_batches_tracked", lambda x: x * 0 - 1), "no number of batches"),
+    "an absurd counter": (ending("num_batches_tracked", lambda x: x * 0 + 2**62), "no number of batches"),
+    "a huge loss": (about(**{"loss/client_loss": 1e308}), "its client_loss is 1e+308"),
+    "a round that is true": (about(round=False), "its round is False instead of 0"),
+    "a round that is a fraction": (about(round=0.0), "its round is 0.0 instead of 0"),
+    "about of another type": (another_type(ABOUT), "are not of the types"),
+    "tensors of another type": (another_type(TENSORS), "are not of the types"),
     "no tensors": (lambda content: content.pop(TENSORS), "it has the records 'about'"),
     "nothing": (lambda content: content.clear(), "it has the records nothing"),
 }

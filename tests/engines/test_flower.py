@@ -30,7 +30,7 @@ from fsl_sage.records.files import load_tensors
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.wire.message import nbytes
 
-from ..conftest import TINY
+from ..conftest import tiny_config
 from .flower_grid import InProcessGrid
 from .hostile import HOSTILE
 
@@ -124,11 +124,10 @@ def test_bits_ledger_and_metrics_are_those_of_the_local_engine(deploy, changes):
     "changes",
     [
         {"algorithm": "fsl-sage", "warm_start": True},
-        {"algorithm": "fsl-sage", "cohort": 0.34, "rounds": 4, "seed": 1},  # newcomers after a pooled alignment
         {"algorithm": "cse-fsl"},
         {"algorithm": "fedavg"},
     ],
-    ids=["fsl-sage", "newcomers", "cse-fsl", "fedavg"],
+    ids=["fsl-sage", "cse-fsl", "fedavg"],
 )
 def test_the_tensors_that_cross_are_what_the_ledger_bills(deploy, changes):
     deployment = deploy(**{"rounds": 3, "align_every": 2, **changes})
@@ -149,6 +148,16 @@ def test_the_tensors_that_cross_are_what_the_ledger_bills(deploy, changes):
     billed = {way: sum(entry.bytes for entry in entries if entry.direction == way) for way in ("up", "down")}
     assert moved(replies) == billed["up"]
     assert moved(grid.sent) == billed["down"]
+
+
+def test_a_newcomer_gets_one_auxiliary_the_one_that_was_aligned_before_it_came(deploy):
+    deployment = deploy(cohort=0.34, rounds=3, align_every=5, seed=1)  # clients 2, 1 and 0 in turn
+    grid = deployment.grid()
+    deployment.serve(grid)
+    sent = [message.content for message in grid.sent if message.metadata.message_type == "train"]
+    parts = [{path.rsplit("/", 1)[0] for path in unpack(content.array_records[TENSORS])} for content in sent]
+    assert parts == [{"held/client", "held/auxiliary"}, *[{"held/client", "mail/auxiliary"}] * 2]
+    assert_same_run(deployment.run_directory, run(deployment.config).directory)
 
 
 def test_one_message_a_client_a_round_and_nothing_but_weights_and_smashed_data_goes_up(deploy):
@@ -242,6 +251,21 @@ def test_a_node_that_lost_its_state_is_missing_and_the_run_goes_on(deploy):
     assert "state after round 1" in deployment.metrics()[2]["failures"]["2"]
 
 
+def test_a_node_whose_state_is_damaged_is_missing_and_says_so(deploy):
+    deployment = deploy(rounds=2)
+
+    def flip(client, message, reply):
+        if (message.metadata.group_id, client) == ("0", 2):
+            file = deployment.state(2)._file(0)
+            whole = bytearray(file.read_bytes())
+            whole[-9] ^= 1
+            file.write_bytes(whole)
+        return reply
+
+    deployment.serve(deployment.grid(tamper=flip))
+    assert "after-0.safetensors is damaged" in deployment.metrics()[1]["failures"]["2"]
+
+
 def test_a_reply_that_was_not_accepted_leaves_the_client_where_it_was(deploy):
     """Client 2's report on round 1 is lost; it must go on as a client that was absent, from its state after round 0."""
     deployment = deploy(rounds=3)
@@ -299,20 +323,62 @@ def test_fewer_than_the_minimum_end_the_run_and_keep_the_checkpoint(deploy):
     assert_same_run(deployment.serve(deployment.grid()).directory, run(deployment.config).directory)
 
 
-def test_two_nodes_cannot_be_the_same_client_and_a_registered_name_decides(deploy, capsys):
+def test_two_nodes_cannot_be_the_same_client(deploy, capsys):
     deployment = deploy(rounds=1)
     grid = deployment.grid([0])
-    second, impostor = deployment.join(grid, 0), deployment.join(grid, 1, name="client-2")
-    stranger = deployment.join(grid, 0, name="client-9")
+    second = deployment.join(grid, 0)
+    deployment.serve(grid)
+    assert f"is node {second}" not in capsys.readouterr().out
+
+
+def test_a_registered_name_decides(deploy, capsys):
+    deployment = deploy(rounds=1)
+    grid = deployment.grid([])
+    deployment.join(grid, 0, name="client-0")
+    impostor, stranger = deployment.join(grid, 1, name="client-2"), deployment.join(grid, 0, name="client-9")
     deployment.serve(grid)
     said = capsys.readouterr().out
-    assert f"is node {second}" not in said
     assert f"Node {stranger} cannot take part: there is no client 9, only 0 to 2" in said
     assert f"Client 2 is node {impostor}" in said  # whatever its --node-config says, and its site then refuses
     assert deployment.metrics()[0]["failures"] == {
         "1": "it is not connected",
         "2": "A message for client 2 came to the node of client 1.",
     }
+
+
+def test_a_node_without_a_name_cannot_take_the_place_of_a_named_one_that_is_offline(deploy, capsys):
+    deployment = deploy(rounds=2)
+    grid = deployment.grid([])
+    for client in (0, 1):
+        deployment.join(grid, client, name=f"client-{client}")
+    nameless = deployment.join(grid, 2)
+    deployment.serve(grid)
+    assert f"Node {nameless} cannot take part: other nodes are registered by name" in capsys.readouterr().out
+    assert [line["missing"] for line in deployment.metrics()] == [[2], [2]]
+
+
+def test_a_named_node_takes_its_place_from_one_without_a_name(deploy, capsys):
+    """The nameless was there first; also after a restart of the server, when it is there first again."""
+    deployment = deploy(rounds=4)
+    grid = deployment.grid([2])
+
+    def come(client, message, reply):
+        if message.metadata.group_id == "0" and len(grid.nodes) == 1:
+            for named in range(3):
+                deployment.join(grid, named, name=f"client-{named}")
+        if message.metadata.group_id == "2":
+            raise KeyboardInterrupt
+        return reply
+
+    grid.tamper = come
+    with pytest.raises(KeyboardInterrupt):
+        deployment.serve(grid)
+    assert [line["missing"] for line in deployment.metrics()] == [[0, 1], []]
+    assert f"Client 2 is node {max(grid.nodes)}" in capsys.readouterr().out
+    again = deployment.grid([2])
+    with pytest.raises(TrainingError, match="Only 0 of 3 clients are connected"):
+        deployment.serve(again)
+    assert "registered by name" in capsys.readouterr().out
 
 
 def test_nodes_with_registered_names_are_not_asked(deploy):
@@ -339,7 +405,7 @@ def test_a_site_whose_data_are_not_as_agreed_says_so_before_the_first_round(depl
 @pytest.fixture(scope="module")
 def honest(tmp_path_factory):
     """An inspector that waits for client 2's report on round 1, and the bytes of an honest one."""
-    deployment = Deployment(from_dict({**TINY, "rounds": 1}), tmp_path_factory.mktemp("honest"))
+    deployment = Deployment(tiny_config({"rounds": 1}), tmp_path_factory.mktemp("honest"))
     reports = []
 
     def overhear(client, message, reply):
@@ -372,6 +438,21 @@ def test_a_hostile_report_is_rejected_with_the_reason(honest, kind):
     spoil(spoilt)
     with pytest.raises(RejectedError, match=re.escape(reason)):
         inspector.inspect(spoilt, 0, 2)
+
+
+def test_whatever_inspection_raises_is_a_rejection(honest, monkeypatch):
+    inspector, content = honest
+    for error in (KeyError("x"), MemoryError(), RecursionError(), OverflowError(), AttributeError()):
+        monkeypatch.setattr("fsl_sage.engines.flower.inspection.unpack", raiser(error))
+        with pytest.raises(RejectedError, match=rf"it cannot be read \({type(error).__name__}\)"):
+            inspector.inspect(a_copy(content), 0, 2)
+
+
+def raiser(error):
+    def fail(*arguments):
+        raise error
+
+    return fail
 
 
 def test_after_hostile_replies_the_model_is_as_if_they_had_not_come(deploy, capsys):

@@ -1,5 +1,8 @@
 """Causal language models with adapters: cut, they are the unsplit model; only adapters are trained and travel."""
 
+import contextlib
+import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fsl_sage import cli
 from fsl_sage.config import Config, LoRAConfig, from_dict
 from fsl_sage.errors import InputError
 from fsl_sage.models import (
@@ -18,15 +22,18 @@ from fsl_sage.models import (
     save_adapters,
     tokenizer_path,
 )
+from fsl_sage.models.factory import make_model
+from fsl_sage.models.foreign import convert_weights
 from fsl_sage.problems.base import Batch
 from fsl_sage.problems.parts import build_parts
-from fsl_sage.problems.texts.e2e import load_e2e
+from fsl_sage.problems.texts.e2e import load_e2e, load_tokenizer
 from fsl_sage.problems.texts.language_modelling import LanguageModelling
 from fsl_sage.problems.texts.problem import TextProblem
 from fsl_sage.problems.texts.texts import TextSizes
-from fsl_sage.roles.replica import Slots, frozen_bytes
+from fsl_sage.roles.replica import Slots, frozen_weights
 from fsl_sage.roles.work import Workbench
 from fsl_sage.split import split_model
+from fsl_sage.wire.message import nbytes
 from tests.texts import BLOCKS, FAMILIES, SHARED, needs_e2e, save_model
 
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -143,8 +150,11 @@ def test_only_adapters_travel_and_frozen_weights_are_one_tensor_everywhere(tmp_p
         assert all("lora_" in name for name in Slots(part).tensors())
     decoder, words = (dict(parts[p].named_parameters()) for p in ("auxiliary", "client"))
     assert decoder["lm_head.weight"] is words["transformer.wte.weight"]
-    together = frozen_bytes([parts["client"], parts["auxiliary"]])
-    assert together == frozen_bytes([parts["client"]]) + frozen_bytes([parts["auxiliary"]]) - 40 * 16 * 4
+    together = nbytes(frozen_weights([parts["client"], parts["auxiliary"]]))
+    assert (
+        together
+        == nbytes(frozen_weights([parts["client"]])) + nbytes(frozen_weights([parts["auxiliary"]])) - 40 * 16 * 4
+    )
     benches = [Workbench(parts).slots["server"] for _ in range(2)]
     for name, weight in benches[0].frozen().items():
         assert weight.data_ptr() == benches[1].frozen()[name].data_ptr()
@@ -194,16 +204,66 @@ def test_adapters_are_saved_in_pefts_own_format(made: Callable[..., Any], tmp_pa
     assert not torch.allclose(before, model(tokens).logits)
 
 
-def test_weights_are_read_in_either_form_and_their_lack_is_said(tmp_path: Path) -> None:
+def test_weights_in_a_pickle_are_refused_and_can_be_converted(tmp_path: Path) -> None:
     directory = save_model(tmp_path / "model", "opt", 40)
     weights = make_base_model(f"hf:{directory}").state_dict()
     torch.save(weights, directory / "pytorch_model.bin")
     (directory / "model.safetensors").unlink()
+    with pytest.raises(InputError, match=f"can run code: convert them, .* by 'fsl-sage data convert {directory}'"):
+        make_base_model(f"hf:{directory}")
+    cli.main(["data", "convert", str(directory)])
     again = make_base_model(f"hf:{directory}").state_dict()
     assert all(torch.equal(again[name], tensor) for name, tensor in weights.items())
-    (directory / "pytorch_model.bin").unlink()
+    with pytest.raises(InputError, match="is there already"):
+        convert_weights(directory)
+
+
+def test_a_directory_without_weights_is_not_a_model_with_random_ones(tmp_path: Path) -> None:
+    directory = save_model(tmp_path / "model", "opt", 40)
+    (directory / "model.safetensors").unlink()
     with pytest.raises(InputError, match="no weights"):
         make_base_model(f"hf:{directory}")
+    with pytest.raises(InputError, match=r"no pytorch_model\*\.bin"):
+        convert_weights(directory)
+
+
+class Exploit:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+def test_converting_runs_nothing(tmp_path: Path) -> None:
+    torch.save({"weight": Exploit(tmp_path / "ran")}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(InputError, match="weights and nothing else"):
+        convert_weights(tmp_path)
+    assert not (tmp_path / "ran").exists()
+    assert not (tmp_path / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("kind", ["strange", "opt"])
+def test_code_that_comes_with_a_model_is_never_run(tmp_path: Path, kind: str, monkeypatch) -> None:
+    """transformers would ask on a terminal whether to run it."""
+    directory = save_model(tmp_path / "model", "opt", 40)
+    config = json.loads((directory / "config.json").read_text())
+    config |= {"model_type": kind, "auto_map": {"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.Model"}}
+    (directory / "config.json").write_text(json.dumps(config))
+    tokens = {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["mine.Tokens", None]}}
+    (directory / "tokenizer_config.json").write_text(json.dumps(tokens))
+    (directory / "mine.py").write_text(f"import os\nos.mkdir({str(tmp_path / 'ran')!r})\n")
+    asked: list[str] = []
+    monkeypatch.setattr("builtins.input", lambda *words: asked.append("asked") or "y")
+    for load in (
+        lambda: make_base_model(f"hf:{directory}"),
+        lambda: load_tokenizer(directory),
+        lambda: make_model(f"hf:{directory}", 10, (3, 32, 32)),
+    ):
+        with contextlib.suppress(InputError):
+            load()
+    assert not asked
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_model_without_adapters_writes_none(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@ from typing import Any
 
 import pytest
 
-from fsl_sage.config import Config, from_dict
+from fsl_sage.config import Config
+from tests.conftest import merge
 
 SUBJECT: dict[str, Any] = {
     "rounds": 3,
@@ -21,9 +22,9 @@ def subject(tiny: Callable[..., Config]) -> Callable[..., Config]:
     """Makes the configuration of a run that an oracle can follow, with changes."""
 
     def make(*changes: Mapping[str, Any], **more: Any) -> Config:
-        config = tiny(**SUBJECT)
+        values = SUBJECT
         for change in (*changes, more):
-            config = from_dict(change, config)
-        return config
+            values = merge(values, dict(change))
+        return tiny(**values)
 
     return make

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fsl_sage.alignment import matching
-from fsl_sage.config import Config
+from fsl_sage.config import Config, all_options
 from fsl_sage.engines.base import Setup
 from fsl_sage.engines.local import LocalEngine
 from fsl_sage.experiment.federation import Federation, draw_cohort
@@ -135,6 +135,7 @@ def given_for(
                 batches[t, client, step] = (inputs, batch.target)
     optimizer, alignment = config.optimizer, config.alignment
     decay = optimizer.auxiliary_weight_decay
+    own = all_options(setup.algorithm.options)
     return Given(
         parts=parts,
         initial={part: {name: _double(x) for name, x in setup.initial[part].items()} for part in parts},
@@ -152,13 +153,7 @@ def given_for(
         weight_decay=optimizer.weight_decay,
         auxiliary_weight_decay=optimizer.weight_decay if decay is None else decay,
         momentum=optimizer.momentum,
-        upload_every=config.upload_every,
-        align_every=config.align_every,
-        align_rounds=config.align_rounds,
-        align_until=config.rounds if config.align_until is None else config.align_until,
-        align_at=config.align_at,
-        warm_start=config.warm_start,
-        local_auxiliary=config.local_auxiliary,
+        **{name: value for name, value in own.items() if value is not None},
         alignment=Alignment(
             samples=alignment.samples,
             batch_size=alignment.batch_size,

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from fsl_sage.config import Config, from_dict
+from fsl_sage.algorithms import resolve
+from fsl_sage.config import Config, all_options, from_dict, from_file
 from fsl_sage.records.run_directory import LEDGER_HEAD, RunDirectory, _rows
 from fsl_sage.wire.ledger import BEFORE, Entry
 
@@ -25,13 +26,14 @@ HARM = {"iid": 0.0, "dirichlet": 0.2}
 
 def made_up_config(algorithm: str, seed: int = 1, **values: Any) -> Config:
     until = {"align_until": 4} if algorithm == "lazy-fsl-sage" else {}
-    config: Config = from_dict({"algorithm": algorithm, "seed": seed, "rounds": 12, **until, **values})
-    return config
+    config = from_dict({"algorithm": algorithm, "seed": seed, "rounds": 12, **until, **values})
+    return resolve(from_file(config, "made up", of_several=True))
 
 
 def write_run(path: Path, config: Config, *, finished: bool = True, accuracies: list[float] | None = None) -> Path:
     """A run directory without a model; `accuracies` in the place of the made-up ones."""
     directory = RunDirectory.create(replace(config, out=path))
+    interval = all_options(config.options).get("align_every", 5)
     clients, rng = config.clients, np.random.default_rng(config.seed)
     each, top, pace = ALGORITHMS[config.algorithm]
     if config.data.partition == "dirichlet":
@@ -39,7 +41,7 @@ def write_run(path: Path, config: Config, *, finished: bool = True, accuracies: 
     entries = [Entry(BEFORE, client, "down", "first download", 11_000_000) for client in range(clients)]
     lines, total, elapsed = [], 11_000_000 * clients, 0.0
     for t in range(len(accuracies) if accuracies else config.rounds):
-        aligned = config.algorithm.endswith("fsl-sage") and t % config.align_every == 0
+        aligned = config.algorithm.endswith("fsl-sage") and t % interval == 0
         for client in range(clients):
             entries += [
                 Entry(t, client, "up", "activations", each // 2),
@@ -51,7 +53,7 @@ def write_run(path: Path, config: Config, *, finished: bool = True, accuracies: 
         seconds = 4.0 + 3 * aligned + rng.uniform(0, 0.3)
         elapsed += seconds
         accuracy = top * (1 - np.exp(-(t + 1) / pace)) + rng.normal(0, 0.01) if accuracies is None else accuracies[t]
-        cosine = 0.3 + 0.4 * np.exp(-(t % config.align_every) / 3) if "fsl" in config.algorithm else None
+        cosine = 0.3 + 0.4 * np.exp(-(t % interval) / 3) if "fsl" in config.algorithm else None
         lines.append(
             {
                 "round": t,

@@ -30,7 +30,7 @@ def names_of(folder):
 @pytest.mark.parametrize("algorithm", ["fedavg", "mine", "another"])
 def test_a_runs_own_figure_has_the_colour_that_its_algorithm_has_in_reports(algorithm, tiny, monkeypatch):
     for name in ("mine", "another"):
-        monkeypatch.setitem(ALGORITHMS, name, ALGORITHMS["fedavg"])
+        monkeypatch.setitem(ALGORITHMS, name, type(name, (ALGORITHMS["fedavg"],), {}))
     figure = Image.open(run(tiny(algorithm=algorithm)).directory / "accuracy.png").convert("RGB")
     seen = {f"#{r:02X}{g:02X}{b:02X}" for _, (r, g, b) in figure.getcolors(maxcolors=2**24)}
     assert [name for name in ALGORITHMS if style(name).colour in seen] == [algorithm]

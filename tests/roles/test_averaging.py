@@ -1,9 +1,9 @@
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsl_sage.roles.averaging import average
+from fsl_sage.roles.averaging import RULES, average
 
 
 @given(st.integers(1, 20), st.integers(0, 2**31))
@@ -28,3 +28,81 @@ def test_a_name_is_averaged_over_those_who_hold_it():
     mean = average(states, [1, 1])
     assert mean["a"].item() == 2
     assert mean["b"].item() == 5
+
+
+# Rules that survive poisoned updates
+
+
+def clients(count, poisoned=0, scale=1.0, seed=0):
+    """States around a start of ones; the first `poisoned` are multiplied by `scale`."""
+    draw = torch.Generator().manual_seed(seed)
+    start = {"w": torch.ones(4, 3), "bn.num_batches_tracked": torch.tensor(0)}
+    states = [
+        {"w": 1 + 0.1 * torch.randn(4, 3, generator=draw), "bn.num_batches_tracked": torch.tensor(5 + n)}
+        for n in range(count)
+    ]
+    for state in states[:poisoned]:
+        state["w"] = state["w"] * scale
+    return states, [float(n + 1) for n in range(count)], start
+
+
+def test_mean_is_the_weighted_mean():
+    states, weights, start = clients(5)
+    assert RULES["mean"](states, weights, start)["w"].equal(average(states, weights)["w"])
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 9, 10])
+def test_median_is_each_numbers_median(count):
+    states, weights, start = clients(count)
+    found = RULES["median"](states, weights, start)["w"]
+    for place in range(12):
+        numbers = sorted(float(state["w"].flatten()[place]) for state in states)
+        middle = (numbers[(count - 1) // 2] + numbers[count // 2]) / 2
+        assert float(found.flatten()[place]) == pytest.approx(middle, rel=1e-6)
+
+
+@pytest.mark.parametrize(("count", "left_out"), [(1, 0), (2, 0), (3, 1), (10, 1), (16, 2), (30, 3)])
+def test_trimmed_mean_leaves_out_both_ends(count, left_out):
+    states, weights, start = clients(count)
+    found = RULES["trimmed-mean"](states, weights, start)["w"]
+    for place in range(12):
+        numbers = sorted(float(state["w"].flatten()[place]) for state in states)
+        kept = numbers[left_out : count - left_out]
+        assert float(found.flatten()[place]) == pytest.approx(sum(kept) / len(kept), rel=1e-6)
+
+
+def test_clipping_scales_large_changes_to_the_median_norm():
+    states, weights, start = clients(5, poisoned=1, scale=1e6)
+    changes = [state["w"].double() - 1 for state in states]
+    norms = [float(change.norm()) for change in changes]
+    limit = sorted(norms)[2]
+    shares = [min(1.0, limit / norm) for norm in norms]
+    mean = sum(w * s * c for w, s, c in zip(weights, shares, changes, strict=True)) / sum(weights)
+    torch.testing.assert_close(RULES["clipped"](states, weights, start)["w"].double(), 1 + mean, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("rule", ["clipped", "trimmed-mean", "median"])
+@pytest.mark.parametrize("scale", [1e6, -1e6, 10.0])
+def test_one_poisoner_of_ten_moves_the_average_no_further_than_an_honest_client_could(rule, scale):
+    states, _, start = clients(10, poisoned=1, scale=scale)
+    honest = average(states[1:], [1.0] * 9)["w"]
+    found = RULES[rule](states, [1.0] * 10, start)["w"]
+    assert float((found - honest).abs().max()) < 0.2
+    assert float((average(states, [1.0] * 10)["w"] - honest).abs().max()) > 0.5
+
+
+@pytest.mark.parametrize("rule", ["mean", "clipped", "trimmed-mean", "median"])
+@given(st.integers(1, 12))
+@settings(deadline=None)
+def test_equal_clients_have_their_own_state_as_average(rule, count):
+    (state,), _, start = clients(1)
+    found = RULES[rule]([state] * count, [1.0] * count, start)
+    torch.testing.assert_close(found["w"], state["w"], rtol=1e-6, atol=0)
+    assert found["bn.num_batches_tracked"].equal(state["bn.num_batches_tracked"])
+
+
+def test_an_absurd_counter_does_not_pass_the_median():
+    states, weights, start = clients(5)
+    states[0]["bn.num_batches_tracked"] = torch.tensor(10**12)
+    for rule in ("median", "trimmed-mean"):
+        assert int(RULES[rule](states, weights, start)["bn.num_batches_tracked"]) < 20

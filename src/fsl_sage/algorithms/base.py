@@ -2,6 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from fsl_sage.config import Config
 from fsl_sage.errors import InputError
@@ -12,8 +14,36 @@ LocalRound = Generator[Message, Message | None, None]
 """A client's round: yields uploads; what is sent back into it is the S-server's reply, if there is one."""
 
 
+@dataclass(frozen=True)
+class NoOptions:
+    """The options of an algorithm that has none of its own."""
+
+
 class Algorithm(ABC):
     """A conversation between clients, F-server and S-server; engines carry it without knowing which one it is."""
+
+    # What it is called and what can be chosen
+
+    title: ClassVar[str] = ""
+    """Its name in reports; that on the command line if not given. It is not inherited."""
+    colour: ClassVar[str | None] = None
+    """Its colour in figures, such as #0072B2; one of a palette if not given. It is not inherited."""
+    Options: ClassVar[type] = NoOptions
+    """Its own options: a frozen dataclass, whose docstrings are the help texts. They are `self.options`."""
+    uses: ClassVar[tuple[str, ...]] = (
+        "alignment",
+        "lora.auxiliary",
+        "model.auxiliary",
+        "optimizer.auxiliary_weight_decay",
+        "optimizer.server_lr",
+    )
+    """Of those shared options and groups that not every algorithm reads, listed here, the ones that this one reads."""
+    not_compared: ClassVar[tuple[str, ...]] = ()
+    """Own options that have their defaults in a comparison, because another algorithm stands for them."""
+    in_cost: ClassVar[Mapping[str, Any]] = {}
+    """Own options for `fsl-sage cost`, which plays two rounds: a round that aligns, and one as most rounds are."""
+
+    # What it asks of an engine
 
     waits: bool = False
     """Whether clients wait for the S-server's reply to an upload."""
@@ -27,9 +57,12 @@ class Algorithm(ABC):
     """Whether an S-server holds the server part (not in FedAvg)."""
     stores_uploads: bool = False
     """Whether the S-server keeps the newest uploads."""
+    waits_for: str = "the S-server's answer to every batch"
+    """What clients wait for, where they do."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
+        self.options: Any = self.Options() if config.options is None else config.options
         if config.model.recalibrate and not self.stores_uploads:
             raise InputError(
                 f"--model.recalibrate needs stored uploads, and {config.algorithm} keeps none: "
@@ -45,6 +78,11 @@ class Algorithm(ABC):
                 )
             self.averaged = (*self.averaged, "head")
             self.holds = (*self.holds, "head")
+
+    @classmethod
+    def reads(cls, path: str) -> bool:
+        """Whether a shared option can change a run of this algorithm: `alignment.steps`, `rounds`."""
+        return _covers(cls.uses, path) or not _covers(Algorithm.uses, path)
 
     @abstractmethod
     def local_round(self, client: ClientRole, t: int) -> LocalRound:
@@ -100,3 +138,8 @@ class Algorithm(ABC):
         if part == "auxiliary":
             return AUXILIARY
         return FULL_MODEL if "server" in self.averaged else CLIENT_MODEL
+
+
+def _covers(options: Sequence[str], path: str) -> bool:
+    """Whether an option is one of these, or in one of these groups."""
+    return any(path == name or path.startswith(f"{name}.") for name in options)

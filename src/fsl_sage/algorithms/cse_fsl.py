@@ -1,13 +1,38 @@
 """CSE-FSL (Mu and Shen, 2023): auxiliaries trained by the clients on their own loss."""
 
+from dataclasses import dataclass, field
+
 from fsl_sage.algorithms.base import Algorithm, LocalRound
+from fsl_sage.config import WHOLE, check_ranges
 from fsl_sage.roles.protocols import ClientRole, SServerRole
 from fsl_sage.wire.message import Message, Smashed
+
+
+@dataclass(frozen=True)
+class CSEFSLOptions:
+    """What can be chosen."""
+
+    upload_every: int = field(default=5, metadata={"unit": "steps"})
+    """Upload smashed data at every q-th local step."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, {"upload_every": WHOLE})
 
 
 class CSEFSL(Algorithm):
     """Clients train client part and auxiliary together; both are averaged. Nothing comes back from the S-server."""
 
+    title = "CSE-FSL"
+    colour = "#D55E00"
+    Options = CSEFSLOptions
+    options: CSEFSLOptions
+    uses = (
+        "alignment.samples",  # by which the auxiliary's fidelity is measured
+        "lora.auxiliary",
+        "model.auxiliary",
+        "optimizer.auxiliary_weight_decay",
+        "optimizer.server_lr",
+    )
     waits = False
     averaged = ("client", "auxiliary")
     holds = ("client", "auxiliary")
@@ -17,7 +42,7 @@ class CSEFSL(Algorithm):
         """Local steps on the auxiliary's loss; every q-th batch is uploaded for the server part to learn from."""
         for k, batch in enumerate(client.batches(t)):
             z = client.forward(batch)
-            if k % self.config.upload_every == 0:
+            if k % self.options.upload_every == 0:
                 yield Smashed(z, batch.target)
             client.backward(z, client.auxiliary_gradient(z, batch.target))
             client.step()

@@ -7,6 +7,9 @@ from fsl_sage.roles.protocols import ClientRole
 class FedAvg(Algorithm):
     """No S-server: both parts are at the client, both are averaged. The cut is only where its two parts meet."""
 
+    title = "FedAvg"
+    colour = "#E69F00"
+    uses = ()
     waits = False
     averaged = ("client", "server")
     holds = ("client", "server")

@@ -1,29 +1,78 @@
 """FSL-SAGE, Algorithms 1-3 of the paper."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
 
 from fsl_sage.algorithms.base import Algorithm, LocalRound
-from fsl_sage.config import Config
+from fsl_sage.config import ROUND, WHOLE, Config, check_ranges
+from fsl_sage.errors import InputError
 from fsl_sage.roles.protocols import ClientRole, SServerRole
 from fsl_sage.wire.message import Message, Smashed
 
 
-class FSLSAGE(Algorithm):
-    """Clients train against auxiliaries that the S-server periodically aligns with itself.
+@dataclass(frozen=True)
+class FSLSAGEOptions:
+    """What can be chosen; how an alignment trains is in the group `alignment`."""
 
-    Lazy FSL-SAGE is this with T' < T (`--align-until`), nothing more.
-    """
+    upload_every: int = field(default=5, metadata={"unit": "steps"})
+    """Upload smashed data at every q-th local step."""
+    align_every: int = field(default=5, metadata={"label": "alignment interval", "unit": "rounds"})
+    """Align the auxiliaries every l rounds."""
+    align_until: int | None = field(default=None, metadata={"unit": "rounds"})
+    """The last round T' that may align; required by lazy-fsl-sage."""
+    align_rounds: tuple[int, ...] = ()
+    """Align in these rounds, instead of every l rounds."""
+    align_at: Literal["end", "start"] = "end"
+    """Align after the round's averaging, as in Algorithm 3, or after the clients' first upload; they then wait for the
+    auxiliary aligned on it."""
+    warm_start: bool = False
+    """Let the clients train the auxiliaries in round 0 as in CSE-FSL."""
+    local_auxiliary: bool = False
+    """Let the clients train their auxiliaries on their own loss between alignments, and keep them."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, {"upload_every": WHOLE, "align_every": WHOLE, "align_until": ROUND})
+        if any(t < 0 for t in self.align_rounds):
+            raise InputError(f"--align-rounds {min(self.align_rounds)} is not possible: give rounds from 0 up.")
+        if self.align_at == "start" and self.warm_start:
+            raise InputError(
+                "--warm-start cannot run with --align-at start: in round 0 the clients would train auxiliaries that "
+                "have just been aligned. Give one of them."
+            )
+
+
+class FSLSAGE(Algorithm):
+    """Clients train against auxiliaries that the S-server periodically aligns with itself."""
+
+    title = "FSL-SAGE"
+    colour = "#0072B2"
+    Options = FSLSAGEOptions
+    options: FSLSAGEOptions
+    not_compared: ClassVar[tuple[str, ...]] = ("align_until",)  # with it, it is Lazy FSL-SAGE
+    in_cost: ClassVar[Mapping[str, Any]] = {
+        "align_every": 2,
+        "align_rounds": (),
+        "align_until": 2,
+        "warm_start": False,
+    }
 
     waits = False  # its clients never wait for the S-server, but once in a round that aligns with --align-at start
     averaged = ("client",)
     holds = ("client", "auxiliary")
     stores_uploads = True
+    waits_for = "the auxiliary in the middle of a round, by --align-at start"
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.upload_every = config.upload_every  # K / Q
-        self.align_every = config.align_every  # l
-        self.align_until = config.rounds if config.align_until is None else config.align_until  # T'
+        if self.options.align_at == "start" and config.order != "interleaved":
+            raise InputError(
+                f"--align-at start cannot run with --order {config.order}: all clients upload before the alignment. "
+                "Give --order interleaved."
+            )
+        self.upload_every = self.options.upload_every  # K / Q
+        self.align_every = self.options.align_every  # l
+        self.align_until = config.rounds if self.options.align_until is None else self.options.align_until  # T'
 
     def local_round(self, client: ClientRole, t: int) -> LocalRound:
         """Algorithm 1, lines 8-16."""
@@ -57,17 +106,36 @@ class FSLSAGE(Algorithm):
 
     def aligns(self, t: int) -> bool:
         """Whether round t aligns: t = 0 mod l, or one of the rounds that are named, and t <= T'."""
-        named = self.config.align_rounds
+        named = self.options.align_rounds
         return (t in named if named else t % self.align_every == 0) and t <= self.align_until
 
     def waits_in(self, t: int) -> bool:
         """With --align-at start the clients of a round that aligns wait once, for the auxiliary."""
-        return self.config.align_at == "start" and self.aligns(t)
+        return self.options.align_at == "start" and self.aligns(t)
 
     def trained_in(self, t: int) -> tuple[str, ...]:
         """With --local-auxiliary the clients train their auxiliaries too, and keep them to themselves."""
-        return ("client", "auxiliary") if self.config.local_auxiliary else self.averaged_in(t)
+        return ("client", "auxiliary") if self.options.local_auxiliary else self.averaged_in(t)
 
     def averaged_in(self, t: int) -> tuple[str, ...]:
         """With a warm start the clients train the auxiliaries themselves in round 0, as in CSE-FSL."""
-        return ("client", "auxiliary") if t == 0 and self.config.warm_start else self.averaged
+        return ("client", "auxiliary") if t == 0 and self.options.warm_start else self.averaged
+
+
+@dataclass(frozen=True)
+class LazyFSLSAGEOptions(FSLSAGEOptions):
+    """Those of FSL-SAGE."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.align_until is None:
+            raise InputError("lazy-fsl-sage needs --align-until, the last round that aligns.")
+
+
+class LazyFSLSAGE(FSLSAGE):
+    """FSL-SAGE with T' < T, nothing more."""
+
+    title = "Lazy FSL-SAGE"
+    colour = "#56B4E9"
+    Options = LazyFSLSAGEOptions
+    not_compared = ()

@@ -11,6 +11,7 @@ class SplitFed(Algorithm):
     In a U-shape a step has two exchanges: activations up and down, then gradients up and down; labels stay.
     """
 
+    uses = ("optimizer.server_lr",)
     waits = True
     averaged = ("client",)
     holds = ("client",)

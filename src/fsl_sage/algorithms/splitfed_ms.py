@@ -10,6 +10,8 @@ from fsl_sage.wire.message import Message
 class SplitFedMS(SplitFed):
     """The copies stay at the S-server, so their averaging costs no communication."""
 
+    title = "SplitFed-MS"
+    colour = "#009E73"
     own_copy = True
 
     def end_of_round(self, server: SServerRole, t: int) -> Iterator[tuple[int, Message]]:

@@ -15,7 +15,7 @@ from fsl_sage.alignment.dataset import Upload
 from fsl_sage.alignment.passes import Passes
 from fsl_sage.precision import wide
 
-CLIENTS, SAMPLES = 4, 32
+CLIENTS, SAMPLES = 3, 24
 """Fidelity is measured on the last samples of the newest upload of a few clients, drawn anew every round."""
 
 

@@ -19,6 +19,7 @@ from fsl_sage.alignment.passes import Passes, Smash
 from fsl_sage.config import AlignmentConfig
 from fsl_sage.models.attention import twice_differentiable_attention
 from fsl_sage.optimizers import make_optimizer
+from fsl_sage.precision import all_finite
 
 
 class UnusableError(ValueError):
@@ -58,7 +59,7 @@ def align(
             generator,
             optimizer or alignment_optimizer(config, parameters),
         )
-    if not all(bool(parameter.isfinite().all()) for parameter in parameters):
+    if not all(map(all_finite, parameters)):
         raise UnusableError("the auxiliary's weights became infinite or NaN")
     return losses
 

@@ -1,4 +1,4 @@
-"""Passes through what stands behind the cut: the server part or an auxiliary, both called the head here."""
+"""Passes through a part that stands behind the cut: the server part or an auxiliary."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -30,31 +30,37 @@ class Passes:
         return torch.autocast("cpu" if self.device.type == "meta" else self.device.type, dtype=torch.bfloat16)
 
     def learn(
-        self, head: nn.Module, z: Sequence[Tensor], target: Mapping[str, Tensor], *, cut_gradient: bool = True
+        self, part: nn.Module, z: Sequence[Tensor], target: Mapping[str, Tensor], *, cut_gradient: bool = True
     ) -> tuple[Smash, Tensor]:
-        """Training mode: the head's own weights get gradients. Returns (z_b, empty unless asked for; the loss)."""
-        leaves = _leaves(z) if cut_gradient else list(z)
-        head.train()
+        """Training mode: the part's own weights get gradients. Returns (z_b, empty unless asked for; the loss)."""
+        inputs = leaves(z) if cut_gradient else list(z)
+        part.train()
         with self.autocast():
-            loss = self.task.loss(self.task.output(head, leaves, target), target)
+            loss = self.task.loss(self.task.output(part, inputs, target), target)
         loss.backward()  # type: ignore[no-untyped-call]
-        return tuple(leaf.grad for leaf in leaves if leaf.grad is not None), loss.detach()
+        return gradients_of(inputs), loss.detach()
 
     def cut_gradient(
-        self, head: nn.Module, z: Sequence[Tensor], target: Mapping[str, Tensor], *, create_graph: bool = False
+        self, part: nn.Module, z: Sequence[Tensor], target: Mapping[str, Tensor], *, create_graph: bool = False
     ) -> tuple[Smash, Tensor]:
-        """z_b and the loss, the head unchanged: batch statistics, running ones untouched, dropout off.
+        """z_b and the loss, the part unchanged: batch statistics, running ones untouched, dropout off.
 
         Only alignment needs the graph of the gradient (`create_graph`) to differentiate it once more.
         """
-        leaves = _leaves(z)
-        with batch_statistics(head):
+        inputs = leaves(z)
+        with batch_statistics(part):
             with self.autocast():
-                loss = self.task.loss(self.task.output(head, leaves, target), target)
-            inputs = [leaf for leaf in leaves if leaf.requires_grad]
-            gradients = torch.autograd.grad(loss, inputs, create_graph=create_graph)
+                loss = self.task.loss(self.task.output(part, inputs, target), target)
+            wanted = [leaf for leaf in inputs if leaf.requires_grad]
+            gradients = torch.autograd.grad(loss, wanted, create_graph=create_graph)
         return gradients, loss.detach()
 
 
-def _leaves(z: Sequence[Tensor]) -> list[Tensor]:
+def leaves(z: Sequence[Tensor]) -> list[Tensor]:
+    """The same tensors cut off from what made them, ready to get gradients of their own."""
     return [tensor.detach().requires_grad_(tensor.is_floating_point()) for tensor in z]
+
+
+def gradients_of(inputs: Sequence[Tensor]) -> Smash:
+    """The gradients that leaves have got."""
+    return tuple(leaf.grad for leaf in inputs if leaf.grad is not None)

@@ -109,12 +109,12 @@ class ResumeArguments:
 
 @dataclass(frozen=True)
 class DataArguments:
-    """Get a data set or a language model ahead of time."""
+    """Get a data set or a language model ahead of time, or convert a model's weights to safetensors."""
 
-    action: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="get")]
-    """get"""
+    action: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="get|convert")]
+    """get, or convert"""
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
-    """cifar10, cifar100, or smollm2-135m, a language model."""
+    """To get: cifar10, cifar100, or smollm2-135m, a language model. To convert: a directory with pytorch_model.bin."""
     dir: Path | None = None
     """Where to keep it (else $FSL_SAGE_DATA, else the user's cache directory)."""
 

@@ -29,6 +29,7 @@ from fsl_sage.cli.parsing import parse, parse_comparison
 from fsl_sage.cli.progress import Progress, print_costs_of_grid
 from fsl_sage.cli.report import print_report
 from fsl_sage.cli.samples import print_samples, print_scores, progress_bar
+from fsl_sage.cli.stopping import exit_code
 from fsl_sage.cli.terminal import Display, print_costs, print_summary
 from fsl_sage.compare.comparison import compare, plan_grid
 from fsl_sage.compare.dry import costs_of_runs
@@ -36,6 +37,7 @@ from fsl_sage.config import Config, option
 from fsl_sage.errors import InputError, MissingExtra
 from fsl_sage.experiment import Result, cost, part_sizes, resume, run
 from fsl_sage.experiment.cuts import Limits, cuts_of
+from fsl_sage.models.foreign import convert_weights
 from fsl_sage.models.language import SMOLLM2
 from fsl_sage.problems.make import score_of
 from fsl_sage.problems.sources import fetch
@@ -106,9 +108,9 @@ def compare_command(args: Sequence[str]) -> None:
         comparison = compare(config, **combined, jobs=arguments.jobs, watcher=Progress(OUT))
         if comparison.results:
             print_report(OUT, write_report(comparison.folder, comparison.folder / "report", arguments.report))
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         ERRORS.print("\nStopped. Give the same command to resume.")
-        sys.exit(130)
+        sys.exit(exit_code(stop))
     comparison.raise_failures()
 
 
@@ -120,10 +122,17 @@ def report_command(args: Sequence[str]) -> None:
 
 
 def data_command(args: Sequence[str]) -> None:
-    """Get a data set or a language model ahead of time: fsl-sage data get NAME."""
+    """Get a data set or a model ahead of time (data get NAME), or convert a model's weights (data convert DIR)."""
     arguments = tyro.cli(DataArguments, prog="fsl-sage data", args=args)
+    if arguments.action == "convert":
+        written = convert_weights(Path(arguments.name).expanduser())
+        OUT.print(f"The weights are in {written}; the .bin files may go", highlight=False, soft_wrap=True)
+        return
     if arguments.action != "get":
-        raise InputError(f"'fsl-sage data {arguments.action}' is not known: there is 'fsl-sage data get NAME'.")
+        raise InputError(
+            f"'fsl-sage data {arguments.action}' is not known: there are 'fsl-sage data get NAME' and 'fsl-sage data "
+            "convert DIR'."
+        )
     path = fetch(arguments.name, arguments.dir)
     OUT.print(f"{arguments.name} is in {path}", highlight=False, soft_wrap=True)
     if arguments.name == SMOLLM2:
@@ -179,17 +188,17 @@ def _show(config: Config, train: Callable[[Display], Result]) -> None:
     display = Display(OUT)
     try:
         result = train(display)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         display.stop()
-        _leave(display)
+        _leave(display, exit_code(stop))
     finally:
         display.stop()
     print_summary(OUT, result.directory, config, json.loads(RunDirectory(result.directory).result_file.read_text()))
 
 
-def _leave(display: Display) -> None:
-    """Exit at once: worker threads may be in the middle of a long local round."""
-    if display.directory is not None:
-        ERRORS.print(f"\nStopped. Resume with: fsl-sage resume {display.directory}", highlight=False, soft_wrap=True)
+def _leave(display: Display, code: int) -> None:
+    """Leave at once: worker threads may be deep in a long local round."""
+    again = f" Resume with: fsl-sage resume {display.directory}" if display.directory else " No round was played yet."
+    ERRORS.print(f"\nStopped.{again}", highlight=False, soft_wrap=True)
     sys.stdout.flush()
-    os._exit(130)
+    os._exit(code)

@@ -1,18 +1,17 @@
 """Parses a command line: options override a preset, and a preset overrides the defaults."""
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-import tyro
-
+from fsl_sage.algorithms import ALGORITHMS, is_own, resolve
 from fsl_sage.cli.arguments import CompareArguments, CostArguments, CutsArguments, InitArguments, RunArguments
-from fsl_sage.compare.grid import Grid, for_algorithms, load_grid, parse_vary, refuse_overruled
+from fsl_sage.cli.own_options import OwnOptions
+from fsl_sage.compare.grid import Grid, load_grid, parse_vary, refuse_overruled
 from fsl_sage.config import Config, default_config, load_preset
 from fsl_sage.errors import InputError
 from fsl_sage.report.write import ReportOptions
-
-ROUNDS = "--align-rounds"
 
 Arguments = TypeVar("Arguments", RunArguments, CostArguments, CutsArguments, InitArguments)
 Parsed = TypeVar("Parsed", RunArguments, CostArguments, CutsArguments, InitArguments, CompareArguments)
@@ -20,62 +19,72 @@ Parsed = TypeVar("Parsed", RunArguments, CostArguments, CutsArguments, InitArgum
 
 def parse(kind: type[Arguments], command: str, args: Sequence[str]) -> Arguments:
     """The arguments of a command: options override a preset, and a preset overrides the defaults."""
-    args = _without_commas(args)
-    return _over_defaults(
-        _preset_of(args),
-        lambda base: tyro.cli(kind, prog=f"fsl-sage {command}", default=kind(config=base), args=args),
-    )
+    source = _preset_of(args)
+    named: str = _named_by(args, source)
+    several = kind in (CostArguments, CutsArguments)  # which show every algorithm
+    own = OwnOptions([*ALGORITHMS, *([named] if is_own(named) else [])] if several else [named])
+    arguments = _read(kind, command, args, source, own)
+    config = arguments.config if several else resolve(arguments.config)
+    return replace(arguments, config=config)
 
 
 def parse_comparison(args: Sequence[str]) -> tuple[CompareArguments, Grid]:
     """The arguments of `compare` and its grid, which a preset's table [compare] may give."""
-    args = _without_commas(args)
     source = _preset_of(args)
     grid = Grid() if source is None else load_grid(source)
+    chosen = _words_after("--algorithms", args) or grid.algorithms or (_named_by(args, source),)
+    own = OwnOptions(chosen, compared=True)
     default = CompareArguments(
         algorithms=grid.algorithms, seeds=grid.seeds, alpha=grid.alpha, report=ReportOptions(grid.target)
     )
-    arguments = _over_defaults(
-        source,
-        lambda base: tyro.cli(
-            CompareArguments, prog="fsl-sage compare", default=replace(default, config=base), args=args
-        ),
-    )
+    arguments = _read(CompareArguments, "compare", args, source, own, default)
     vary = {**grid.vary, **parse_vary(arguments.vary)}
     grid = Grid(arguments.algorithms, arguments.seeds, arguments.alpha, vary)
-    base = _base(source, default_config(arguments.config.data.name))
+    base = own.in_config(_base(source, default_config(arguments.config.data.name)))
     refuse_overruled(arguments.config, base, grid)
-    return replace(arguments, config=for_algorithms(arguments.config, base, arguments.algorithms)), grid
+    return arguments, grid
 
 
-def _over_defaults(source: str | None, read: Callable[[Config], Parsed]) -> Parsed:
+def _read(
+    kind: type[Parsed],
+    command: str,
+    args: Sequence[str],
+    source: str | None,
+    own: OwnOptions,
+    default: Parsed | None = None,
+) -> Parsed:
     """Parse with the defaults of the data set. As the options may name it, they may have to be read twice."""
+    own.refuse_others(args)
+    words = own.without_commas(args)
+
+    def read(base: Config) -> Parsed:
+        return own.parse(kind, f"fsl-sage {command}", words, base, default or kind())
+
     base = _base(source)
     arguments = read(base)
-    own = default_config(arguments.config.data.name)
-    return arguments if own == default_config(base.data.name) else read(_base(source, own))
+    usual = default_config(arguments.config.data.name)
+    return arguments if usual == default_config(base.data.name) else read(_base(source, usual))
 
 
 def _base(source: str | None, defaults: Config | None = None) -> Config:
     return (defaults or Config()) if source is None else load_preset(source, defaults)
 
 
-def _without_commas(args: Sequence[str]) -> list[str]:
-    """The same with numbers that are joined by commas apart: `--align-rounds 0,1,2` is `--align-rounds 0 1 2`."""
-    words: list[str] = []
-    for word in args:
-        name, equals, value = word.partition("=")
-        if name == ROUNDS and equals:
-            words += [name, *value.split(",")]
-        elif _last_option(words) == ROUNDS and not word.startswith("-"):
-            words += word.split(",")
-        else:
-            words.append(word)
-    return words
+def _named_by(args: Sequence[str], source: str | None) -> str:
+    """The algorithm that the options name, or the preset, or else the usual one."""
+    words = _words_after("--algorithm", args)
+    return words[0] if words else _base(source).algorithm
 
 
-def _last_option(words: Sequence[str]) -> str | None:
-    return next((word for word in reversed(words) if word.startswith("-")), None)
+def _words_after(name: str, args: Sequence[str]) -> tuple[str, ...]:
+    """The values of an option, which decide which other options there are."""
+    found: tuple[str, ...] = ()
+    for place, word in enumerate(args):
+        if word == name:
+            found = tuple(itertools.takewhile(lambda each: not each.startswith("-"), args[place + 1 :]))
+        elif word.startswith(f"{name}="):
+            found = (word.partition("=")[2],)
+    return found
 
 
 def _preset_of(args: Sequence[str]) -> str | None:

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from fsl_sage.config import Config
+from fsl_sage.config import Config, all_options
 from fsl_sage.records.plain_lines import PlainLines, describe, round_cells
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.records.trackers import Tracker
@@ -153,9 +153,11 @@ def print_costs(
             _add_cost(table, "  when it aligns", row, "_aligning")
     bound = any(row["is_upper_bound"] for row in costs.values())
     what = "Upper bounds on the bytes" if bound else "Bytes"
+    every = all_options(config.options).get("upload_every")
+    uploads = "" if every is None else f", uploads every {every} steps"
     console.print(
         f"{what} of a round: {config.model.name} on {config.data.name}, {config.clients} clients, "
-        f"batch {config.batch_size}, uploads every {config.upload_every} steps.",
+        f"batch {config.batch_size}{uploads}.",
         highlight=False,
     )
     console.print(table)

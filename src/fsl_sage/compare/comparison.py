@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fsl_sage.algorithms import is_own, resolve
 from fsl_sage.compare.dry import check_setups
 from fsl_sage.compare.grid import Plan, make_grid, plan_runs
 from fsl_sage.compare.grid_run import GridRun, Watcher
@@ -74,7 +75,8 @@ def compare(
     check_setups(plans)
     with locked(folder):
         runs = prepare(plans, folder)
-        with place(config, len(runs), jobs) as (at_once, workers, start):
+        own = any(is_own(plan.config.algorithm) for plan in plans)
+        with place(config, len(runs), jobs, own_modules=own) as (at_once, workers, start):
             run_grid(runs, at_once, workers, start, watcher or Watcher())
     return Comparison(
         folder,
@@ -100,4 +102,5 @@ def plan_grid(
 def _result(run: GridRun) -> Result:
     directory = run.directory
     ended = directory.result() or {}
-    return Result(directory.path, directory.config(), directory.metrics(), ended["stopped"], directory.score())
+    config = resolve(directory.config())
+    return Result(directory.path, config, directory.metrics(), ended["stopped"], directory.score())

@@ -3,16 +3,35 @@
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fsl_sage.algorithms import make_algorithm
-from fsl_sage.config import NO_PART_OF_THE_RESULT, Config, from_dict, option, read_preset
+from fsl_sage.algorithms import Algorithm, find_algorithm, make_algorithm
+from fsl_sage.algorithms.options import as_algorithm, owners, refuse_foreign
+from fsl_sage.config import (
+    NO_PART_OF_THE_RESULT,
+    Config,
+    GivenOptions,
+    from_dict,
+    given_options,
+    option,
+    read_preset,
+)
 from fsl_sage.errors import InputError
-from fsl_sage.report.options import IID, NO_SETTING, concerns, flatten, heterogeneity, nest, option_path, options_of
+from fsl_sage.records.files import as_file_name
+from fsl_sage.report.options import (
+    IID,
+    NO_SETTING,
+    concerns,
+    flatten,
+    has_option,
+    heterogeneity,
+    nest,
+    option_path,
+    options_of,
+)
 
-LAZY = "lazy-fsl-sage"
 _OWN_OPTION = {"algorithm": "--algorithms", "seed": "--seeds", "data.alpha": "--alpha", "data.partition": "--alpha"}
 
 
@@ -81,20 +100,12 @@ _EXAMPLES = {
 }
 
 
-def for_algorithms(config: Config, preset: Config, algorithms: Sequence[str]) -> Config:
-    """The configuration without the preset's `align_until` if lazy-fsl-sage is not among the chosen algorithms."""
-    chosen = tuple(algorithms) or (config.algorithm,)
-    if LAZY in chosen or config.align_until != preset.align_until:
-        return config
-    return replace(config, algorithm=chosen[0], align_until=None)
-
-
 def refuse_overruled(config: Config, preset: Config, grid: Grid) -> None:
     """Refuse an option for all runs where the grid gives each run its own."""
     by_grid = {"algorithm": grid.algorithms, "seed": grid.seeds, "data.partition": grid.alpha, "data.alpha": grid.alpha}
     given, usual = options_of(config), options_of(preset)
     for path, values in {**by_grid, **grid.vary}.items():
-        if values and path in given and given[path] != usual[path]:
+        if values and path in given and given[path] != usual.get(path):
             instead = _OWN_OPTION.get(path, f"--vary {path}=…")
             raise InputError(
                 f"{option(path)} {given[path]} has no effect on a grid with {', '.join(map(str, values))}: "
@@ -126,9 +137,14 @@ def _value(word: str) -> Any:
     return word
 
 
+def chosen_algorithms(algorithm: str, grid: Grid) -> tuple[str, ...]:
+    """The algorithms of the grid; the configuration's own if it names none."""
+    return _unique(grid.algorithms) or (algorithm,)
+
+
 def plan_runs(config: Config, grid: Grid) -> list[Plan]:
     """Every run of the grid; all runs with the first seed come first. An impossible grid is refused."""
-    algorithms = _unique(grid.algorithms) or (config.algorithm,)
+    algorithms = chosen_algorithms(config.algorithm, grid)
     _check(config, grid, algorithms)
     plans: dict[str, Plan] = {}
     seeds = _unique(grid.seeds) or (config.seed,)
@@ -142,6 +158,9 @@ def plan_runs(config: Config, grid: Grid) -> list[Plan]:
 
 
 def _check(config: Config, grid: Grid, algorithms: Sequence[str]) -> None:
+    kinds = {name: find_algorithm(name) for name in algorithms}
+    _check_options(config, kinds)
+    shared = {each.name for each in fields(Config)}
     for path in grid.vary:
         if path in _OWN_OPTION:
             raise InputError(f"--vary {path} is not possible: give {_OWN_OPTION[path]} with several values.")
@@ -149,10 +168,18 @@ def _check(config: Config, grid: Grid, algorithms: Sequence[str]) -> None:
             raise InputError(f"--vary {path} is not possible: {option(path)} never changes a run's numbers.")
         if path in NO_SETTING:
             raise InputError(f"--vary {path} is not possible: {option(path)} says how to compute, not what.")
-        if not any(concerns(algorithm, path) for algorithm in algorithms):
+        if path.split(".")[0] not in shared:
+            refuse_foreign([path], kinds, compared=True)
+        elif not any(concerns(algorithm, path) for algorithm in algorithms):
             raise InputError(f"--vary {path} changes nothing: it does not concern {', '.join(algorithms)}.")
-    if config.align_until is not None and LAZY not in algorithms:
-        raise InputError(f"In a comparison --align-until concerns {LAZY} alone: add it to --algorithms.")
+
+
+def _check_options(config: Config, kinds: Mapping[str, type[Algorithm]]) -> None:
+    """Refuse options that no algorithm of the grid takes; those of a preset may be meant for others."""
+    given = given_options(config.options)
+    if isinstance(config.options, GivenOptions) and config.options.of_several:
+        given = {name: value for name, value in given.items() if not owners(name)}
+    refuse_foreign(given, kinds, compared=True)
 
 
 def _partitions(config: Config, grid: Grid) -> list[Config]:
@@ -178,13 +205,15 @@ def _varied(grid: Grid) -> Iterator[dict[str, Any]]:
 
 
 def _plan(base: Config, algorithm: str, seed: int, values: Mapping[str, Any]) -> Plan:
-    until = {"align_until": base.align_until if algorithm == LAZY else None}
-    nested = [nest(path, value) for path, value in {**until, "seed": seed, **values}.items()]
-    # The algorithm comes with the options that it needs, so that no step on the way is an impossible configuration.
-    config: Config = from_dict({**_merge(nested), "algorithm": algorithm}, base)
+    own = {name: value for name, value in values.items() if has_option(algorithm, name)}
+    shared = {path: value for path, value in values.items() if path not in own}
+    base = as_algorithm(base, algorithm, own, without=find_algorithm(algorithm).not_compared)
+    config: Config = from_dict(_merge([nest(path, value) for path, value in {"seed": seed, **shared}.items()]), base)
     make_algorithm(config)
     suffixes = [f"{option(path).removeprefix('--')}{_spell(value)}" for path, value in values.items()]
-    return Plan("_".join([algorithm, heterogeneity(options_of(config)), f"seed{seed}", *suffixes]), config)
+    return Plan(
+        "_".join([as_file_name(algorithm), heterogeneity(options_of(config)), f"seed{seed}", *suffixes]), config
+    )
 
 
 def _merge(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -33,9 +33,9 @@ LAST = ("checkpoint.safetensors", "result.json")
 
 
 @contextmanager
-def on_cluster(config: Config, runs: int, jobs: int | None) -> Iterator[Placement]:
+def on_cluster(config: Config, runs: int, jobs: int | None, *, own_modules: bool = False) -> Iterator[Placement]:
     """The placement of so many runs on the cluster that the configuration names; `jobs` at once at most."""
-    own = connect(config)
+    own = connect(config, own_modules=own_modules)
     try:
         at_once, workers, gpus = _fit(config, runs, jobs)
         seat = ray.remote(num_cpus=workers * config.threads, num_gpus=gpus)(Seat)

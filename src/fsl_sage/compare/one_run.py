@@ -9,6 +9,7 @@ import sys
 import threading
 from pathlib import Path
 
+from fsl_sage.engines.process import import_path
 from fsl_sage.errors import InputError, TrainingError
 from fsl_sage.experiment import resume
 from fsl_sage.records.plain_lines import PlainLines
@@ -25,7 +26,7 @@ def start_process(directory: Path, workers: int, *, new_session: bool = False) -
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONIOENCODING": "utf-8"},
+            env={**os.environ, "PYTHONIOENCODING": "utf-8", "PYTHONPATH": import_path()},
             start_new_session=new_session,
         )
 

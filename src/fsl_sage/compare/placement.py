@@ -24,13 +24,14 @@ class Placement(NamedTuple):
 
 
 @contextmanager
-def place(config: Config, runs: int, jobs: int | None) -> Iterator[Placement]:
+def place(config: Config, runs: int, jobs: int | None, *, own_modules: bool = False) -> Iterator[Placement]:
     """The placement of so many runs, on this machine or over the Ray cluster that the configuration names.
 
     Args:
         config: Its engine, device, threads and workers decide.
         runs: The number of runs.
         jobs: How many run side by side at most; by the cores if not given.
+        own_modules: Whether the runs import modules of the user's own.
     """
     if config.engine != "ray":
         yield Placement(*side_by_side(config, runs, jobs), start_here)
@@ -39,7 +40,7 @@ def place(config: Config, runs: int, jobs: int | None) -> Iterator[Placement]:
         raise MissingExtra("--engine ray", "ray")
     from fsl_sage.compare.on_ray import on_cluster
 
-    with on_cluster(config, runs, jobs) as placement:
+    with on_cluster(config, runs, jobs, own_modules=own_modules) as placement:
         yield placement
 
 

@@ -1,11 +1,12 @@
 """The configuration of a run: frozen dataclasses. A field's docstring is its help text on the command line."""
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from fsl_sage.config.own_options import GivenOptions
+from fsl_sage.config.ranges import ABOVE_ZERO, FROM_ZERO, RATE, WHOLE, Range, check_ranges
 from fsl_sage.errors import InputError
 
 
@@ -111,7 +112,7 @@ class AlignmentConfig:
 
     samples: int = 512
     """How many of a client's newest uploaded samples the alignment dataset keeps."""
-    steps: int = 60
+    steps: int = 120
     """Optimizer steps an alignment takes; not used if passes is given."""
     passes: int | None = None
     """Passes over the alignment dataset instead of a number of steps."""
@@ -136,7 +137,8 @@ class Config:
     """Everything that decides a run."""
 
     algorithm: str = "fsl-sage"
-    """fsl-sage, lazy-fsl-sage, cse-fsl, splitfed-ms, splitfed-ss or fedavg."""
+    """fsl-sage, lazy-fsl-sage, cse-fsl, splitfed-ms, splitfed-ss, fedavg, or MODULE:CLASS, your own. Its own options
+    are shown by --algorithm NAME --help."""
     clients: int = 5
     """The number of clients m."""
     rounds: int = 10
@@ -147,21 +149,6 @@ class Config:
     """Epochs a client takes over its own data in a round."""
     local_steps: int | None = None
     """A fixed number K of local steps in a round instead of epochs."""
-    upload_every: int = 5
-    """Upload smashed data at every q-th local step (fsl-sage, cse-fsl)."""
-    align_every: int = 5
-    """Align the auxiliaries every l rounds (fsl-sage)."""
-    align_until: int | None = None
-    """The last round T' that may align; required by lazy-fsl-sage."""
-    align_rounds: tuple[int, ...] = ()
-    """Align in these rounds, instead of every l rounds (fsl-sage)."""
-    align_at: Literal["end", "start"] = "end"
-    """Align after the round's averaging, as in Algorithm 3, or after the clients' first upload; they then wait for the
-    auxiliary aligned on it (fsl-sage)."""
-    warm_start: bool = False
-    """Let the clients train the auxiliaries in round 0 as in CSE-FSL (fsl-sage)."""
-    local_auxiliary: bool = False
-    """Let the clients train their auxiliaries on their own loss between alignments, and keep them (fsl-sage)."""
     cohort: float = 1.0
     """The fraction of the clients that takes part in a round."""
     weighting: Literal["examples", "uniform"] = "examples"
@@ -212,10 +199,13 @@ class Config:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     alignment: AlignmentConfig = field(default_factory=AlignmentConfig)
 
+    options: Any = None
+    """The algorithm's own options: its dataclass, or values by name; its defaults if not given."""
+
     def __post_init__(self) -> None:
-        for path, value, accepted, low, high in _ranges(self):
-            if value is not None and not (low <= value <= high and math.isfinite(value)):
-                raise InputError(f"{option(path)} {value:g} is not possible: give {accepted}.")
+        if isinstance(self.options, Mapping):
+            object.__setattr__(self, "options", GivenOptions(dict(self.options)))
+        check_ranges(self, _RANGES)
         if len(self.model.cuts) > 2 or not all(self.model.cuts):
             raise InputError(
                 f"--model.cut {self.model.cut} is not possible: give one name, or FIRST,SECOND for a U-shape."
@@ -224,20 +214,6 @@ class Config:
             raise InputError("--alignment.batch-size 1 is not possible: BatchNorm needs two; 0 is as uploaded.")
         if self.optimizer.schedule == "exponential" and self.optimizer.decay == 0:
             raise InputError("--optimizer.decay 0 is not possible with an exponential schedule: give a number above 0.")
-        if self.algorithm == "lazy-fsl-sage" and self.align_until is None:
-            raise InputError("lazy-fsl-sage needs --align-until, the last round that aligns.")
-        if self.align_at == "start" and self.order != "interleaved":
-            raise InputError(
-                f"--align-at start cannot run with --order {self.order}: all clients upload before the alignment. "
-                "Give --order interleaved."
-            )
-        if self.align_at == "start" and self.warm_start:
-            raise InputError(
-                "--warm-start cannot run with --align-at start: in round 0 the clients would train auxiliaries that "
-                "have just been aligned. Give one of them."
-            )
-        if any(t < 0 for t in self.align_rounds):
-            raise InputError(f"--align-rounds {min(self.align_rounds)} is not possible: give rounds from 0 up.")
         if self.order == "arrival" and self.engine == "local":
             raise InputError("--order arrival needs clients that really run in parallel: give --engine ray too.")
 
@@ -251,56 +227,45 @@ def default_config(data: str = DataConfig.name) -> Config:
     return DEFAULTS[data](data) if data in DEFAULTS else Config()
 
 
-def option(path: str) -> str:
-    """A field's name on the command line: `data.train_images` is `--data.train-images`."""
-    return "--" + path.replace("_", "-")
-
-
-_ABOVE_ZERO = math.ulp(0.0)
-_WHOLE = ("a whole number from 1 up", 1, 2**62)
-_RATE = ("a number above 0", _ABOVE_ZERO, math.inf)
-_RANGES: dict[str, tuple[str, float, float]] = {
-    "clients": _WHOLE,
-    "rounds": _WHOLE,
+_RANGES: dict[str, Range] = {
+    "clients": WHOLE,
+    "rounds": WHOLE,
     "batch_size": ("a whole number from 2 up (BatchNorm needs two)", 2, 2**62),
-    "local_epochs": _WHOLE,
-    "local_steps": _WHOLE,
-    "upload_every": _WHOLE,
-    "align_every": _WHOLE,
-    "align_until": ("a round, from 0 up", 0, 2**62),
-    "cohort": ("a fraction above 0, at most 1", _ABOVE_ZERO, 1),
+    "local_epochs": WHOLE,
+    "local_steps": WHOLE,
+    "cohort": ("a fraction above 0, at most 1", ABOVE_ZERO, 1),
     "seed": ("a whole number from 0 up", 0, 2**62),
-    "budget_gib": _RATE,
-    "target_accuracy": _RATE,
-    "max_seconds": _RATE,
-    "threads": _WHOLE,
-    "workers": _WHOLE,
-    "ray_num_gpus": ("a number from 0 up", 0, math.inf),
+    "budget_gib": RATE,
+    "target_accuracy": RATE,
+    "max_seconds": RATE,
+    "threads": WHOLE,
+    "workers": WHOLE,
+    "ray_num_gpus": FROM_ZERO,
     "ray_spill_mib": ("a whole number from 0 up", 0, 2**42),
-    "checkpoint_every": _WHOLE,
+    "checkpoint_every": WHOLE,
     "data.alpha": ("a number from 0.01 to 10000", 0.01, 1e4),
-    "data.shards_per_client": _WHOLE,
-    "data.train_images": _WHOLE,
-    "data.test_images": _WHOLE,
+    "data.shards_per_client": WHOLE,
+    "data.train_images": WHOLE,
+    "data.test_images": WHOLE,
     "data.test_fraction": ("a fraction between 0 and 1", 1e-6, 1 - 1e-6),
     "data.sequence_length": ("a whole number from 4 up", 4, 2**31 - 1),
-    "lora.rank": _WHOLE,
-    "lora.alpha": _RATE,
+    "lora.rank": WHOLE,
+    "lora.alpha": RATE,
     "lora.dropout": ("a fraction from 0 to below 1", 0, 1 - 1e-9),
-    "optimizer.lr": _RATE,
-    "optimizer.server_lr": _RATE,
-    "optimizer.weight_decay": ("a number from 0 up", 0, math.inf),
-    "optimizer.auxiliary_weight_decay": ("a number from 0 up", 0, math.inf),
+    "optimizer.lr": RATE,
+    "optimizer.server_lr": RATE,
+    "optimizer.weight_decay": FROM_ZERO,
+    "optimizer.auxiliary_weight_decay": FROM_ZERO,
     "optimizer.momentum": ("a number from 0 to below 1", 0, 1 - 1e-9),
     "optimizer.warmup": ("a fraction from 0 to 1", 0, 1),
     "optimizer.decay": ("a fraction from 0 to 1", 0, 1),
     "optimizer.label_smoothing": ("a fraction from 0 to below 1", 0, 1 - 1e-9),
     "alignment.samples": ("a whole number from 2 up", 2, 2**62),
-    "alignment.steps": _WHOLE,
-    "alignment.passes": _WHOLE,
+    "alignment.steps": WHOLE,
+    "alignment.passes": WHOLE,
     "alignment.batch_size": ("0, or a whole number from 2 up (BatchNorm needs two)", 0, 2**62),
-    "alignment.lr": _RATE,
-    "alignment.clip": _RATE,
+    "alignment.lr": RATE,
+    "alignment.clip": RATE,
 }
 
 # What a run is told beside what it computes: these fields may differ between a run and the one that resumes it.
@@ -316,13 +281,3 @@ NO_PART_OF_THE_RESULT = (
     "keep_checkpoint",
     "track",
 )
-
-
-def _ranges(config: Config) -> list[tuple[str, float | None, str, float, float]]:
-    rows = []
-    for path, (accepted, low, high) in _RANGES.items():
-        value: Any = config
-        for name in path.split("."):
-            value = getattr(value, name)
-        rows.append((path, value, accepted, low, high))
-    return rows

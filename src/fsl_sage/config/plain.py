@@ -3,36 +3,63 @@
 import dataclasses
 import hashlib
 import json
-import tomllib
 import types
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from fsl_sage.config.fields import NO_PART_OF_THE_RESULT, Config, DataConfig, default_config, option
+from fsl_sage.config.fields import NO_PART_OF_THE_RESULT, Config, DataConfig, default_config
+from fsl_sage.config.own_options import GivenOptions, all_options, given_options
+from fsl_sage.config.ranges import option
 from fsl_sage.errors import InputError
+from fsl_sage.reading import read_toml, short
+
+OPTIONS = "options"
+"""The field of a configuration that holds the algorithm's own options; as plain values they stand beside the others."""
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """Plain values only, fit for JSON."""
-    return json.loads(json.dumps(dataclasses.asdict(config), default=str))
+    """Plain values only, fit for JSON; the algorithm's own options stand beside the others."""
+    if not isinstance(config, Config):
+        return _plain(dataclasses.asdict(config))
+    shared = dataclasses.asdict(dataclasses.replace(config, options=None))
+    del shared[OPTIONS]
+    return _plain({**shared, **all_options(config.options)})
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    return json.loads(json.dumps(values, default=str))
 
 
 def from_dict(values: Mapping[str, Any], base: Any = None, path: str = "") -> Any:
-    """The configuration with `values` (nested, as in TOML or JSON) in the place of `base`'s; refuses unknown keys."""
+    """The configuration with `values` (nested, as in TOML or JSON) in the place of `base`'s.
+
+    At the top level a name that is no field of the configuration is an option of the algorithm, which the algorithm
+    itself checks (`fsl_sage.algorithms.resolve`). Other unknown names are refused.
+    """
     base = default_config(_data_of(values)) if base is None else base
     hints = get_type_hints(type(base))
-    changes = {}
+    hints.pop(OPTIONS, None)
+    changes: dict[str, Any] = {}
+    own: dict[str, Any] = {}
     for key, value in values.items():
-        if key not in hints:
-            raise InputError(f"'{path}{key}' is not an option; there are: {', '.join(sorted(hints))}.")
-        if dataclasses.is_dataclass(hints[key]):
-            if not isinstance(value, Mapping):
-                raise InputError(f"'{path}{key}' is a group of options: write it as a table [{path}{key}].")
-            changes[key] = from_dict(value, getattr(base, key), f"{path}{key}.")
+        if key not in hints and isinstance(base, Config) and not isinstance(value, Mapping) and key != OPTIONS:
+            own[key] = value
         else:
-            changes[key] = _convert(value, hints[key], path + key)
+            changes[key] = _value(key, value, hints, base, path)
+    if own:
+        changes[OPTIONS] = GivenOptions({**given_options(base.options), **own})
     return dataclasses.replace(base, **changes)
+
+
+def _value(key: str, value: Any, hints: Mapping[str, Any], base: Any, path: str) -> Any:
+    if key not in hints:
+        raise InputError(f"'{short(path + key)}' is not an option; there are: {', '.join(sorted(hints))}.")
+    if not dataclasses.is_dataclass(hints[key]):
+        return convert(value, hints[key], path + key)
+    if not isinstance(value, Mapping):
+        raise InputError(f"'{path}{key}' is a group of options: write it as a table [{path}{key}].")
+    return from_dict(value, getattr(base, key), f"{path}{key}.")
 
 
 def _data_of(values: Mapping[str, Any]) -> str:
@@ -40,8 +67,8 @@ def _data_of(values: Mapping[str, Any]) -> str:
     return str(data["name"]) if isinstance(data, Mapping) and "name" in data else DataConfig.name
 
 
-def _convert(value: Any, hint: Any, path: str) -> Any:
-    """Check a plain value against a field's type."""
+def convert(value: Any, hint: Any, path: str) -> Any:
+    """A plain value as a field's type has it; refuses one that does not fit."""
     kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     for kind in kinds:
         if kind is type(None) and value is None:
@@ -49,8 +76,8 @@ def _convert(value: Any, hint: Any, path: str) -> Any:
         if get_origin(kind) is Literal and value in get_args(kind):
             return value
         if get_origin(kind) is tuple and isinstance(value, list | tuple):
-            return tuple(_convert(item, get_args(kind)[0], path) for item in value)
-        if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+            return tuple(convert(item, get_args(kind)[0], path) for item in value)
+        if kind is float and isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**1023:
             return float(value)
         if kind is int and isinstance(value, int) and not isinstance(value, bool):
             return value
@@ -60,7 +87,7 @@ def _convert(value: Any, hint: Any, path: str) -> Any:
             return str(value)  # an auxiliary of so many bytes
         if kind is Path and isinstance(value, str | Path):
             return Path(value)
-    raise InputError(f"{option(path)} {value!r} is not possible: give {_describe(kinds)}.")
+    raise InputError(f"{option(path)} {short(repr(value))} is not possible: give {_describe(kinds)}.")
 
 
 def _describe(kinds: tuple[Any, ...]) -> str:
@@ -90,21 +117,38 @@ def read_preset(name_or_path: str | Path) -> dict[str, Any]:
         if not path.exists():
             raise InputError(f"There is no preset '{name_or_path}'; there are: {', '.join(preset_names())}.")
     try:
-        return tomllib.loads(path.read_text())
+        return read_toml(path)
     except FileNotFoundError:
         raise InputError(f"There is no file {path}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise InputError(f"{path} cannot be read as TOML: {error}.") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}.") from None
 
 
 def load_preset(name_or_path: str | Path, base: Config | None = None) -> Config:
-    """A preset whose keys are the configuration's fields; a table [compare], the grid of `compare`, is left out."""
+    """A preset whose keys are the options; a table [compare], the grid of `compare`, is left out.
+
+    It may hold options of several algorithms: each takes its own. One that names its algorithm has that one's alone.
+    """
     values = read_preset(name_or_path)
     values.pop("compare", None)
     try:
-        return from_dict(values, base)
+        config: Config = from_dict(values, base)
     except InputError as error:
         raise InputError(f"{name_or_path}: {error}") from None
+    return from_file(config, str(name_or_path), of_several="algorithm" not in values)
+
+
+def from_file(config: Config, source: str, *, of_several: bool) -> Config:
+    """The configuration with a note on the file that its algorithm's options come from.
+
+    Args:
+        config: As `from_dict` made it of the file.
+        source: The file's name, for errors.
+        of_several: Whether options of other algorithms are left out instead of refused.
+    """
+    if not isinstance(config.options, GivenOptions):
+        return config
+    return dataclasses.replace(config, options=GivenOptions(config.options.values, of_several, source))
 
 
 def digest(config: Config) -> str:
@@ -112,7 +156,8 @@ def digest(config: Config) -> str:
 
     What has its default is left out, so that an option which a later version adds does not make it another run.
     """
-    values = _differing(to_dict(config), to_dict(Config()))
+    shared = dataclasses.replace(config, options=None)
+    values = _differing(to_dict(shared), to_dict(Config())) | _plain(given_options(config.options))
     values = {key: value for key, value in values.items() if key not in NO_PART_OF_THE_RESULT}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 

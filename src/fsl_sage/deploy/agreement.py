@@ -1,13 +1,13 @@
 """What server and sites have agreed on: the configuration, and the sizes and the meaning of the data."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from fsl_sage.algorithms import make_algorithm
+from fsl_sage.algorithms import ALGORITHMS, find_modules_in, make_algorithm, resolve
 from fsl_sage.config import Config, from_dict, to_dict
 from fsl_sage.errors import InputError
 from fsl_sage.problems.images.sites import ImageTerms
+from fsl_sage.reading import read_json
 from fsl_sage.records.files import write_json
 
 
@@ -21,16 +21,13 @@ class Agreement(ImageTerms):
 
 def check(config: Config, agreement: Agreement) -> None:
     """Refuse what cannot run on Flower, with the reason."""
-    if make_algorithm(config).waits:
+    algorithm = make_algorithm(config)
+    if any(algorithm.waits_in(t) for t in range(config.rounds)):
+        others = [name for name, kind in ALGORITHMS.items() if not kind.waits]
         raise InputError(
-            f"{config.algorithm} cannot run on Flower: its clients wait for the S-server's answer to every batch, and "
-            "Flower starts a process for every message. Run it with --engine ray, or give fsl-sage, lazy-fsl-sage, "
-            "cse-fsl or fedavg."
-        )
-    if config.align_at == "start":
-        raise InputError(
-            "--align-at start cannot run on Flower: its clients wait for the auxiliary in the middle of a round, and "
-            "Flower starts a process for every message. Give --align-at end, or --engine ray."
+            f"{config.algorithm} cannot run on Flower with these options: its clients wait for {algorithm.waits_for}, "
+            "and Flower starts a process for every message. Run it with --engine ray; of the algorithms "
+            f"{', '.join(others)} wait for nothing unless an option says so."
         )
     if config.model.batch_norm == "local":
         raise InputError(
@@ -59,12 +56,13 @@ def write_agreement(path: Path, config: Config, agreement: Agreement) -> None:
 
 
 def read_agreement(path: Path) -> tuple[Config, Agreement]:
-    """What `write_agreement` wrote."""
+    """What `write_agreement` wrote; the app that it lies in may bring the module of its algorithm."""
+    find_modules_in(path.parents[1])
     try:
-        values = json.loads(path.read_text())
+        values = read_json(path)
         agreement: Agreement = from_dict(values["federation"], Agreement())
-        config: Config = from_dict(values["config"])
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
+        config: Config = resolve(from_dict(values["config"]))
+    except (OSError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path} is not the configuration of an app ({type(error).__name__}).") from None
     except InputError as error:
         raise InputError(f"{path}: {error}") from None

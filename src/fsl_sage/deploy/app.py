@@ -1,12 +1,16 @@
 """Writes a Flower app, ready for `flwr run`, and the data of its sites where one machine plays all of them."""
 
+import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from fsl_sage.algorithms import find_algorithm, is_own
 from fsl_sage.config import Config
 from fsl_sage.deploy.agreement import Agreement, check, write_agreement
+from fsl_sage.engines.process import is_installed
 from fsl_sage.errors import InputError
 from fsl_sage.models import check_model_name
 from fsl_sage.problems.images.images import Images
@@ -82,9 +86,32 @@ def write_app(directory: Path, config: Config, agreement: Agreement) -> None:
     (directory / "pyproject.toml").write_text(pyproject)
     (directory / "LICENSE").write_text(LICENSE)
     (package / "__init__.py").write_text("")
+    carry_module(config.algorithm, directory)
     write_agreement(package / "config.json", replace(config, engine="flower", out=None), agreement)
     for name, (role, module, make) in MODULES.items():
         (package / f"{name}.py").write_text(APP.format(role=role, module=module, make=make))
+
+
+def carry_module(algorithm: str, directory: Path) -> None:
+    """Copy the module of an algorithm MODULE:CLASS into the app, where server and sites import it.
+
+    A module that is installed is not copied: server and sites have it installed too. Of a package the files of the
+    modules that lead to it are copied; what it imports besides must be at the sites.
+    """
+    if not is_own(algorithm):
+        return
+    find_algorithm(algorithm)
+    names = algorithm.partition(":")[0].split(".")
+    for count in range(1, len(names) + 1):
+        file = getattr(sys.modules[".".join(names[:count])], "__file__", None)
+        if file is None:  # a folder without an __init__.py
+            continue
+        if is_installed(file):
+            return
+        place = directory.joinpath(*names[:count])
+        target = place / "__init__.py" if Path(file).stem == "__init__" else place.with_suffix(".py")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, target)
 
 
 def agree(config: Config, examples: tuple[int, ...] | None) -> tuple[Agreement, list[Images]]:

@@ -1,6 +1,5 @@
 """The ServerApp: F-server and S-server of a run whose clients are at the nodes of a federation."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,16 +9,18 @@ from uuid import uuid4
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from fsl_sage.algorithms import resolve
 from fsl_sage.config import Config, digest
-from fsl_sage.deploy.agreement import read_agreement
+from fsl_sage.deploy.agreement import Agreement, read_agreement
 from fsl_sage.engines.dry import DryEngine
 from fsl_sage.engines.flower.engine import FlowerEngine, Rules
 from fsl_sage.engines.flower.inspection import Inspector
 from fsl_sage.errors import InputError
 from fsl_sage.experiment import Federation, Result, play
 from fsl_sage.experiment.setup import make_dry_setup, make_setup
-from fsl_sage.problems.images.problem import image_shapes
+from fsl_sage.problems.images.problem import ImageProblem, image_shapes
 from fsl_sage.problems.images.sites import load_test_images
+from fsl_sage.reading import read_json
 from fsl_sage.records.files import write_json
 from fsl_sage.records.plain_lines import PlainLines
 from fsl_sage.records.run_directory import RunDirectory
@@ -43,12 +44,21 @@ def serve(config_file: Path, grid: Grid, options: Mapping[str, Any]) -> Result:
     """Train with the nodes of the grid; an interrupted run in the run directory is resumed."""
     config, agreement = read_agreement(config_file)
     data = replace(config.data, name=options["data"] or config.data.name)
-    config = replace(config, data=data, out=Path(options["run-directory"]).expanduser())
+    out = Path(options["run-directory"]).expanduser()
+    config = replace(config, data=data, out=out)
     rules = Rules(float(options["timeout"]), int(options["minimum"]), float(options["join-timeout"]))
     # The server has the test images alone; of the clients' images it knows the numbers.
     problem = load_test_images(config, agreement)
+    directory = RunDirectory(out)
+    with directory.held():
+        return _serve(directory, config, agreement, problem, grid, rules)
+
+
+def _serve(
+    directory: RunDirectory, config: Config, agreement: Agreement, problem: ImageProblem, grid: Grid, rules: Rules
+) -> Result:
     setup = make_setup(config, problem, agreement.examples)
-    directory = _open(config)
+    _open(directory, config)
     shapes = image_shapes(agreement.sizes(sum(agreement.examples)))
     dry = DryEngine(make_dry_setup(config, shapes, agreement.examples))
     inspector = Inspector(_run_id(directory), dry, len(agreement.classes), setup.settings.device)
@@ -59,22 +69,19 @@ def serve(config_file: Path, grid: Grid, options: Mapping[str, Any]) -> Result:
     return result
 
 
-def _open(config: Config) -> RunDirectory:
-    """The directory of a new run, or of the run to resume."""
-    assert config.out is not None
-    directory = RunDirectory(config.out)
+def _open(directory: RunDirectory, config: Config) -> None:
+    """Begin a new run in the directory, or see that the one in it can go on."""
     if not directory.config_file.exists():
-        directory = RunDirectory.create(config)
+        directory.begin(config)
         write_json(directory.path / RUN_FILE, {"run": uuid4().hex})
     if directory.finished():
         raise InputError(f"{directory.path} is finished: give another run-directory for a new run.")
-    if digest(directory.config()) != digest(config):
+    if digest(resolve(directory.config())) != digest(config):
         raise InputError(f"{directory.path} holds a run of another configuration: give another run-directory.")
-    return directory
 
 
 def _run_id(directory: RunDirectory) -> str:
     try:
-        return str(json.loads((directory.path / RUN_FILE).read_text())["run"])
+        return str(read_json(directory.path / RUN_FILE)["run"])
     except (OSError, ValueError, KeyError, TypeError):
         raise InputError(f"{directory.path} does not hold a run on Flower: its {RUN_FILE} is not there.") from None

@@ -58,6 +58,10 @@ class Outcome:
     state: Tensors
 
 
+REMEDY = "A lower --optimizer.lr usually helps; the last checkpoint is kept."
+"""What to say where numbers are not finite any more."""
+
+
 class ClientError(TrainingError):
     """The code of a client raised."""
 

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import sys
+import sysconfig
 
 import torch
 
@@ -16,6 +17,17 @@ def prepare_process(threads: int) -> None:
     torch.set_num_threads(threads)
     keep_freed_memory()
     prefer_huge_pages()
+
+
+def import_path() -> str:
+    """Where this process finds modules beside the installed ones, for PYTHONPATH of a process that it starts."""
+    places = (os.path.abspath(place) for place in sys.path)  # an empty one is the current directory
+    return os.pathsep.join(dict.fromkeys(place for place in places if not is_installed(place)))
+
+
+def is_installed(place: str) -> bool:
+    """Whether a file or folder belongs to Python or to the packages installed in it."""
+    return place.startswith(tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")))
 
 
 def prefer_huge_pages() -> None:

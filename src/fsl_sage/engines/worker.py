@@ -1,5 +1,6 @@
 """A worker: one copy of the modules that serves many clients, in a thread or in a process of its own."""
 
+import math
 import traceback
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
@@ -8,13 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fsl_sage.engines.base import ClientError, Delivery, Outcome, Setup, advance
+from fsl_sage.engines.base import REMEDY, ClientError, Delivery, Outcome, Setup, advance
+from fsl_sage.precision import all_finite
 from fsl_sage.roles.client import Client
 from fsl_sage.roles.protocols import Parts, Update
 from fsl_sage.roles.replica import Replica
 from fsl_sage.roles.s_server import SpreadOver
 from fsl_sage.roles.work import Chain, Settings, Workbench, boundary, mean_loss
 from fsl_sage.wire.message import Message, Tensors
+from fsl_sage.wire.paths import flat
 
 Play = Callable[[Message | None], Message | Outcome | ClientError]
 """A client's round: called with the reply to its last upload, it answers with the next, and at last how it ended."""
@@ -36,6 +39,8 @@ class Worker:
                 return conversation.send(reply)
             except StopIteration as end:
                 return end.value
+            except DivergedError as error:
+                return ClientError(id, t, str(error))
             except Exception as error:
                 failure = ClientError(id, t, f"{type(error).__name__}: {error}")
                 failure.add_note("".join(traceback.format_exception(error)))
@@ -64,7 +69,9 @@ class Worker:
         averaged = self.setup.algorithm.averaged_in(t)
         losses = {"client_loss": mean_loss(client.losses)} if client.losses else {}
         extra = self.setup.algorithm.on_update(client, t)
-        return Outcome(Update(id, client.upload(averaged), losses, extra), client.state(averaged))
+        update = Update(id, client.upload(averaged), losses, extra)
+        check_finite(update)
+        return Outcome(update, client.state(averaged))
 
     def _client(self, t: int, id: int, state: Mapping[str, Tensor], delivery: Delivery) -> Client:
         setup = self.setup
@@ -82,6 +89,20 @@ class Worker:
         if id in delivery.mail:
             setup.algorithm.on_download(client, Message(delivery.mail[id]))
         return client
+
+
+class DivergedError(Exception):
+    """A client's numbers that must go no further."""
+
+
+def check_finite(update: Update) -> None:
+    """Refuse an update that would spread NaN or infinities: it must reach neither an average nor a checkpoint."""
+    for name, loss in update.losses.items():
+        if not math.isfinite(loss):
+            raise DivergedError(f"its {name.replace('_', ' ')} became {loss}. {REMEDY}")
+    for path, tensor in flat({**update.parts, **update.extra}).items():
+        if not all_finite(tensor):
+            raise DivergedError(f"'{path}' became infinite or NaN. {REMEDY}")
 
 
 def evaluate(settings: Settings, parts: Parts, spread: SpreadOver) -> dict[str, float]:

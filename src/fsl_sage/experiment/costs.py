@@ -5,9 +5,10 @@ from typing import Any
 
 from torch import nn
 
-from fsl_sage.algorithms import ALGORITHMS
+from fsl_sage.algorithms import ALGORITHMS, find_algorithm
+from fsl_sage.algorithms.options import as_algorithm, refuse_foreign
 from fsl_sage.alignment.passes import Smash
-from fsl_sage.config import Config
+from fsl_sage.config import Config, given_options
 from fsl_sage.engines.dry import DryEngine, Shapes
 from fsl_sage.experiment.federation import Federation, draw_cohort
 from fsl_sage.experiment.setup import make_dry_setup
@@ -17,21 +18,22 @@ from fsl_sage.wire.ledger import BEFORE, GIB, Ledger, totals
 
 
 def cost(config: Config, problem: Problem | None = None) -> dict[str, dict[str, Any]]:
-    """For every algorithm the bytes of a round by kind and direction, without training.
+    """For every algorithm of the package, and the configuration's own, the bytes of a round by kind and direction.
 
     The round is one whose cohort was there the round before, too. `bytes_paper_aligning` and its like are those of a
     round of FSL-SAGE that aligns; `bytes_first_download` comes once, before round 0.
     The problem is the configuration's own if not given.
     """
     u_shape = len(config.model.cuts) == 2
-    possible = [name for name, algorithm in ALGORITHMS.items() if algorithm.takes_two_cuts or not u_shape]
+    kinds = {**ALGORITHMS, config.algorithm: find_algorithm(config.algorithm)}
+    refuse_foreign(given_options(config.options), kinds)
+    possible = [name for name, algorithm in kinds.items() if algorithm.takes_two_cuts or not u_shape]
     smashed: dict[Shapes, Smash] = {}
     return {name: _cost(_as_algorithm(config, name), smashed, problem) for name in possible}
 
 
 def _as_algorithm(config: Config, name: str) -> Config:
-    # Round 0 aligns, round 1 does not, and both are without a warm start.
-    return replace(config, algorithm=name, rounds=2, align_every=2, align_rounds=(), align_until=2, warm_start=False)
+    return replace(as_algorithm(config, name, find_algorithm(name).in_cost), rounds=2)
 
 
 def _cost(config: Config, smashed: dict[Shapes, Smash], problem: Problem | None) -> dict[str, Any]:

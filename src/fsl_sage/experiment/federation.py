@@ -7,8 +7,9 @@ import numpy as np
 
 from fsl_sage.alignment.fidelity import Fidelity
 from fsl_sage.config import Config
-from fsl_sage.engines.base import Delivery, Engine, Setup
+from fsl_sage.engines.base import REMEDY, Delivery, Engine, Setup
 from fsl_sage.errors import TrainingError
+from fsl_sage.precision import all_finite
 from fsl_sage.roles.averaging import average
 from fsl_sage.roles.f_server import FServer
 from fsl_sage.roles.protocols import Parts, Update
@@ -60,8 +61,15 @@ class Federation:
             self.post.send(t, client, message, present=client in present)
         remarks = server.remarks()
         seen = server.fidelity(seen=True) if remarks["aligned"] else None
+        self._check_finite(t)
         members = {"cohort": len(cohort), "missing": sorted(set(cohort) - present)}
         return {**members, **remarks, **self.engine.remarks(), **losses, **_fidelities(held_out, seen)}
+
+    def _check_finite(self, t: int) -> None:
+        """Refuse a global model that is not finite: it must not reach a checkpoint."""
+        for path, tensor in flat(self.weights()).items():
+            if not all_finite(tensor):
+                raise TrainingError(f"'{path}' became infinite or NaN in round {t}. {REMEDY}")
 
     def _train(self, t: int, group: Sequence[int]) -> list[Update]:
         self.post.welcome(t, group, self._download())
@@ -186,20 +194,13 @@ def draw_cohort(config: Config, t: int) -> list[int]:
 
 def _losses(updates: Sequence[Update], server_loss: float | None, t: int) -> dict[str, float | None]:
     """Training losses of the round: of the true model (S-server's, or FedAvg's clients'), and of the auxiliaries."""
-    for update in updates:
-        for loss in update.losses.values():
-            if not np.isfinite(loss):
-                raise TrainingError(f"The loss of client {update.client} became {loss} in round {t}. {_REMEDY}")
     if server_loss is not None and not np.isfinite(server_loss):
-        raise TrainingError(f"The loss of the S-server became {server_loss} in round {t}. {_REMEDY}")
+        raise TrainingError(f"The loss of the S-server became {server_loss} in round {t}. {REMEDY}")
     clients = [update.losses["client_loss"] for update in updates if "client_loss" in update.losses]
     client_loss = sum(clients) / len(clients) if clients else None
     if server_loss is None:
         return {"train_loss": client_loss, "auxiliary_loss": None}
     return {"train_loss": server_loss, "auxiliary_loss": client_loss}
-
-
-_REMEDY = "A lower --optimizer.lr usually helps; the last checkpoint is kept."
 
 
 def _fidelities(held_out: Fidelity | None, seen: Fidelity | None) -> dict[str, float | None]:

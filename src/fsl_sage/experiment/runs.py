@@ -6,25 +6,31 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from warnings import warn
 
 import numpy as np
 
-from fsl_sage.algorithms import ALGORITHMS
+from fsl_sage.algorithms import resolve
+from fsl_sage.algorithms.looks import colour_of
 from fsl_sage.config import NO_PART_OF_THE_RESULT, Config, option
 from fsl_sage.engines.base import Engine, LostError, Setup
 from fsl_sage.engines.local import LocalEngine
 from fsl_sage.engines.process import prefer_huge_pages
-from fsl_sage.errors import InputError, MissingExtra
+from fsl_sage.errors import InputError, MissingExtra, RunWarning, TrainingError
 from fsl_sage.experiment.federation import Federation, draw_cohort
 from fsl_sage.experiment.setup import check_config, make_setup
 from fsl_sage.models import save_adapters
 from fsl_sage.problems.base import Problem
 from fsl_sage.problems.make import make_problem
 from fsl_sage.problems.score import ACCURACY, Score
-from fsl_sage.records.figures import classes_figure, colour_of, score_figure
+from fsl_sage.records.figures import classes_figure, score_figure
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.records.trackers import TRACKERS, Tracker
 from fsl_sage.wire.ledger import GIB
+from fsl_sage.wire.message import Tensors
+
+BEYOND = 1000.0
+"""No training that works ends with such a test loss: guessing among 50,000 words has 11."""
 
 Build = Callable[[RunDirectory, Config, Problem], Federation]
 """Makes the roles of a run."""
@@ -69,14 +75,15 @@ def run(config: Config, trackers: Sequence[Tracker] = (), *, problem: Problem | 
         problem: What is learnt, if it is not what `config.data` and `config.model` name. The configuration is recorded
             with the problem's own name; to resume the run, the same problem must be given.
     """
-    if problem is not None:
-        config = problem.named(config)
-    directory = RunDirectory.create(config)
-    try:
-        return play(directory, config, trackers, problem)
-    except InputError:
-        directory.abandon()  # so that the corrected command may use the same directory
-        raise
+    config = resolve(config if problem is None else problem.named(config))
+    directory = RunDirectory.at(config)
+    with directory.held():
+        directory.begin(config)
+        try:
+            return play(directory, config, trackers, problem)
+        except InputError:
+            directory.abandon()  # so that the corrected command may use the same directory
+            raise
 
 
 def resume(
@@ -87,7 +94,7 @@ def resume(
     problem: Problem | None = None,
     **changes: Any,
 ) -> Result:
-    """Resume a run that was interrupted, from its last checkpoint, exactly as if it had never been interrupted.
+    """Resume an interrupted run from its last checkpoint, exactly as if never interrupted.
 
     Args:
         path: The run's directory.
@@ -97,9 +104,7 @@ def resume(
         changes: Other options that decide no number, such as `engine` or `ray_address`.
     """
     directory = RunDirectory(path)
-    config = directory.config()
-    if directory.finished():
-        raise InputError(f"{path} is finished: its result is in {directory.result_file}.")
+    config = resolve(directory.config())
     decisive = sorted(set(changes) - set(NO_PART_OF_THE_RESULT))
     if decisive:
         raise InputError(f"{', '.join(map(option, decisive))} cannot change when a run goes on: start a new run.")
@@ -107,7 +112,16 @@ def resume(
         changes["workers"] = workers
     if problem is not None and problem.named(config) != config:
         raise InputError(f"{path} is a run on {config.data.name}, not on {problem.name}: give its own problem.")
-    return play(directory, replace(config, **changes), trackers, problem)
+    if directory.finished():  # also where nothing can be locked, such as an archive of runs
+        raise _is_finished(directory)
+    with directory.held():
+        if directory.finished():  # by another process, just now
+            raise _is_finished(directory)
+        return play(directory, replace(config, **changes), trackers, problem)
+
+
+def _is_finished(directory: RunDirectory) -> InputError:
+    return InputError(f"{directory.path} is finished: its result is in {directory.result_file}.")
 
 
 def play(
@@ -118,13 +132,25 @@ def play(
     build: Build | None = None,
 ) -> Result:
     """The run of a directory, from its last checkpoint to the end; `build` makes roles that are not all here."""
+    with directory.held():
+        return _play(directory, config, trackers, problem, build)
+
+
+def _play(
+    directory: RunDirectory,
+    config: Config,
+    trackers: Sequence[Tracker],
+    problem: Problem | None,
+    build: Build | None,
+) -> Result:
     prefer_huge_pages()  # before the data is loaded
     check_config(config)
     build = build or partial(_build, _engine(config))
     # 1. The problem, and the roles: clients and servers; as they were at the last checkpoint, if there is one.
     problem = problem or make_problem(config)
     score = problem.score
-    directory.save_score(score)
+    with directory.writing():
+        directory.save_score(score)
     federation, metrics = _restore(directory, config, problem, build)
     trackers = [*trackers, *(TRACKERS[name]() for name in config.track)]
     lost = -1
@@ -132,13 +158,17 @@ def play(
         for tracker in trackers:
             tracker.start(config, directory.path, metrics)
         # 2. The rounds, until a stop rule is met.
-        while (stopped := stop_reason(config, score, metrics)) is None:
+        while True:
             t = len(metrics)
             try:
+                if (stopped := stop_reason(config, score, metrics)) is not None:
+                    model = federation.merged()
+                    break
                 metrics.append(_timed_round(federation, t, score, metrics))
-                directory.append(metrics[-1], federation.ledger.written_in(t))
-                if (t + 1) % config.checkpoint_every == 0:
-                    directory.save_checkpoint(config, *federation.checkpoint(t + 1))
+                with directory.writing():
+                    directory.append(metrics[-1], federation.ledger.written_in(t))
+                    if (t + 1) % config.checkpoint_every == 0:
+                        directory.save_checkpoint(config, *federation.checkpoint(t + 1))
             except LostError:
                 if t == lost:
                     raise  # twice in the same round is no accident
@@ -149,14 +179,16 @@ def play(
             for tracker in trackers:
                 tracker.round(metrics[-1])
         # 3. The final model, the figure, the result.
-        colour = colour_of(config.algorithm, ALGORITHMS)
-        score_figure(directory.figure(score), metrics, score, config.algorithm, colour)
+        colour = colour_of(config.algorithm)
         result = _summary(metrics, score, stopped)
-        model = federation.merged()
-        save_adapters(directory.adapter, config.model.name, config.lora, model)
-        directory.finish(model, result, keep_checkpoint=config.keep_checkpoint)
+        with directory.writing():
+            score_figure(directory.figure(score), metrics, score, config.algorithm, colour)
+            save_adapters(directory.adapter, config.model.name, config.lora, model)
+            directory.finish(model, result, keep_checkpoint=config.keep_checkpoint)
         for tracker in trackers:
             tracker.finish(result)
+        if "remark" in result:
+            warn(result["remark"], RunWarning, stacklevel=2)
     finally:
         federation.engine.close()
     return Result(directory.path, config, metrics, stopped, score)
@@ -167,11 +199,33 @@ def _restore(
 ) -> tuple[Federation, list[dict[str, Any]]]:
     """The roles as they were at the last checkpoint, or new, and the metrics up to there."""
     checkpoint = directory.load_checkpoint(config)
-    federation = build(directory, config, problem)
-    first = federation.load_checkpoint(*checkpoint) if checkpoint else 0
-    metrics, entries = directory.cut_back(first)
+    if checkpoint:
+        directory.warn_of_versions()
+    try:
+        federation = _built(directory, config, problem, build, checkpoint)
+    except LostError:  # the S-server may die at any moment, also while it is started; twice is no accident
+        federation = _built(directory, config, problem, build, checkpoint)
+    with directory.writing():
+        metrics, entries = directory.cut_back(checkpoint[1] if checkpoint else None)
     federation.ledger.restore(entries, metrics[-1]["bytes_whole_models"] if metrics else 0)
     return federation, metrics
+
+
+def _built(
+    directory: RunDirectory,
+    config: Config,
+    problem: Problem,
+    build: Build,
+    checkpoint: tuple[Tensors, dict[str, Any]] | None,
+) -> Federation:
+    federation = build(directory, config, problem)
+    try:
+        if checkpoint:
+            federation.load_checkpoint(*checkpoint)
+    except BaseException:
+        federation.engine.close()
+        raise
+    return federation
 
 
 def _build(engine: Callable[[Setup], Engine], directory: RunDirectory, config: Config, problem: Problem) -> Federation:
@@ -200,7 +254,7 @@ def _timed_round(federation: Federation, t: int, score: Score, metrics: list[dic
     # A round's step 0: its cohort is drawn. Steps 1-5 are `play_round`.
     played = federation.play_round(t, draw_cohort(federation.setup.settings.config, t))
     # Step 6: the merged global model is evaluated on the test set.
-    scores = federation.evaluate()
+    scores = _finite(federation.evaluate(), t)
     if score.name not in scores:
         raise InputError(f"The task gives no {score.name}, the headline score, but {', '.join(scores) or 'nothing'}.")
     seconds = time.perf_counter() - start
@@ -212,6 +266,17 @@ def _timed_round(federation: Federation, t: int, score: Score, metrics: list[dic
         "bytes_whole_models": ledger.whole_models,
     }
     return {"round": t, **scores, **played, **moved, "seconds": seconds, "elapsed_seconds": elapsed}
+
+
+def _finite(scores: dict[str, float], t: int) -> dict[str, float]:
+    """Refuse a model that gives no number: it must not reach a checkpoint."""
+    for name, value in scores.items():
+        if not np.isfinite(value):
+            raise TrainingError(
+                f"The {name.replace('_', ' ')} became {value} in round {t}. A lower --optimizer.lr usually helps; "
+                "the last checkpoint is kept."
+            )
+    return scores
 
 
 def stop_reason(config: Config, score: Score, metrics: Sequence[dict[str, Any]]) -> str | None:
@@ -234,6 +299,7 @@ def _summary(metrics: Sequence[dict[str, Any]], score: Score, stopped: str) -> d
     best = score.best_of(metrics)
     last = metrics[-1]
     return {
+        **_diverged(score, last.get("test_loss")),
         "stopped": stopped,
         "rounds": len(metrics),
         "score": score.name,
@@ -248,6 +314,17 @@ def _summary(metrics: Sequence[dict[str, Any]], score: Score, stopped: str) -> d
     }
 
 
+def _diverged(score: Score, loss: float | None) -> dict[str, str]:
+    """A remark on a loss that is beyond every bound; only where the score tells that the loss is an entropy."""
+    if not score.percent or loss is None or loss <= BEYOND:
+        return {}
+    remark = (
+        f"The training diverged: its last test loss is {loss:.3g}, where a model that knows nothing has about the "
+        "logarithm of the number of classes. A lower --optimizer.lr usually helps."
+    )
+    return {"remark": remark}
+
+
 def _draw_classes(directory: RunDirectory, setup: Setup, problem: Problem) -> None:
     """Who holds which classes, where there are any."""
     labels = problem.labels()
@@ -255,5 +332,6 @@ def _draw_classes(directory: RunDirectory, setup: Setup, problem: Problem) -> No
         return
     numbers, classes = labels.cpu().numpy(), problem.classes
     counts = np.stack([np.bincount(numbers[share.numpy()], minlength=len(classes)) for share in setup.examples])
-    directory.save_classes(counts, classes)
-    classes_figure(directory.path / "classes.png", counts, classes)
+    with directory.writing():
+        directory.save_classes(counts, classes)
+        classes_figure(directory.path / "classes.png", counts, classes)

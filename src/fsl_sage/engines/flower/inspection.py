@@ -1,8 +1,9 @@
 """What a reply must look like before anything in it touches the model.
 
 The server knows exactly what an honest client sends: the algorithm's own code says so, run on shapes by the dry engine.
-Whatever differs in a name, a shape, a dtype or a size is refused, and so is what is not finite or not a label. What
-passes may still be made up: wrong but well-formed numbers cannot be told from right ones.
+Whatever differs in a name, a shape, a dtype or a size is refused, and so is what is not finite, absurdly large, a
+negative variance or not a label. What passes may still be made up: wrong but well-formed numbers cannot be told from
+right ones.
 """
 
 import math
@@ -22,6 +23,12 @@ HEADER_BYTES = 512
 """Room for the name, shape and place of one tensor in a block."""
 
 
+LARGEST = 1e9
+"""No activation, weight or loss of an honest client is larger; squares and sums of such numbers stay finite."""
+MOST_BATCHES = 10**9
+"""No layer of BatchNorm has counted more batches."""
+
+
 class RejectedError(Exception):
     """A reply that must not be used; the text says why."""
 
@@ -37,10 +44,20 @@ class Inspector:
 
     def inspect(self, content: RecordDict, t: int, client: int) -> Report:
         """The report of this client on this round, or a RejectedError."""
+        try:
+            return self._inspect(content, t, client)
+        except RejectedError:
+            raise
+        except Exception as error:  # a reply can be strange in ways that nobody has thought of
+            raise RejectedError(f"it cannot be read ({type(error).__name__})") from None
+
+    def _inspect(self, content: RecordDict, t: int, client: int) -> Report:
         update = self._dry.update(t, client)
         expected = Report(self.run, t, client, {}, update.parts, self._dry.uploads(t, client), update.extra)
-        if set(content) != {ABOUT, TENSORS} or set(content.array_records) != {TENSORS}:
+        if set(content) != {ABOUT, TENSORS}:
             raise RejectedError(f"it has the records {_some(content)} instead of '{ABOUT}' and '{TENSORS}'")
+        if set(content.array_records) != {TENSORS} or set(content.config_records) != {ABOUT}:
+            raise RejectedError(f"its records '{ABOUT}' and '{TENSORS}' are not of the types that were asked for")
         losses = _check_about(content.config_records[ABOUT], expected)
         tensors = self._check_tensors(content, expected.tensors())
         return Report.of_tensors(self.run, t, client, losses, tensors)
@@ -68,6 +85,12 @@ class Inspector:
             raise RejectedError(f"'{path}' has the shape {list(tensor.shape)} instead of {list(expected.shape)}")
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             raise RejectedError(f"'{path}' has values that are not finite")
+        if tensor.is_floating_point() and tensor.numel() and float(tensor.abs().max()) > LARGEST:
+            raise RejectedError(f"'{path}' has values beyond {LARGEST:g}")
+        if path.endswith(".running_var") and tensor.numel() and float(tensor.min()) < 0:
+            raise RejectedError(f"'{path}' has negative variances")
+        if path.endswith(".num_batches_tracked") and not 0 <= int(tensor) <= MOST_BATCHES:
+            raise RejectedError(f"'{path}' is no number of batches from 0 to {MOST_BATCHES:,}")
         if f"/{LABELS}/" in path and tensor.numel() and not 0 <= int(tensor.min()) <= int(tensor.max()) < self._classes:
             raise RejectedError(f"'{path}' has labels outside 0 to {self._classes - 1}")
 
@@ -76,7 +99,7 @@ def _check_about(about: ConfigRecord, expected: Report) -> dict[str, float]:
     """The losses that a report says it is about, if it is about the right round."""
     for name in ("run", "round", "client"):
         said, wanted = about.get(name), getattr(expected, name)
-        if said != wanted:
+        if said != wanted or type(said) is not type(wanted):
             raise RejectedError(f"its {name} is {printable(str(said), 60)} instead of {wanted}")
     losses = {key.removeprefix("loss/"): value for key, value in about.items() if key.startswith("loss/")}
     if set(losses) - {"client_loss"} or len(about) != 3 + len(losses):
@@ -86,7 +109,7 @@ def _check_about(about: ConfigRecord, expected: Report) -> dict[str, float]:
 
 def _finite(losses: Mapping[str, Any]) -> dict[str, float]:
     for name, value in losses.items():
-        if not isinstance(value, float) or not math.isfinite(value):
+        if not isinstance(value, float) or not math.isfinite(value) or abs(value) > LARGEST:
             raise RejectedError(f"its {name} is {printable(str(value), 60)}")
     return dict(losses)
 

@@ -31,12 +31,15 @@ class NodeState:
                 f"This node does not have the client's state after round {after}; it has those after: {kept}. "
                 "Put its state directory back, or start a new run."
             )
-        return load_tensors(self._file(after))[0]
+        return load_tensors(self._file(after), sealed=True)[0]
 
     def save(self, t: int, tensors: Tensors) -> None:
         """Keep the state after round t; what an earlier attempt at it left is replaced."""
-        self.directory.mkdir(parents=True, exist_ok=True)
-        save_tensors(self._file(t), tensors)
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            save_tensors(self._file(t), tensors)
+        except OSError as error:
+            raise InputError(f"The client's state cannot be written at its node: {error.strerror}.") from None
 
     def forget_before(self, keep: int) -> None:
         """Drop what the server cannot come back to."""

@@ -1,7 +1,8 @@
 """Which node is which client.
 
-Flower's node ids are random. A key that was registered under the name `client-N` is client N and nobody else; a node
-without such a name is asked which client it is, by its --node-config.
+Flower's node ids are random. A key that was registered under the name `client-N` is client N and nobody else. A node
+without such a name is asked which client it is, by its --node-config, as long as no named one has been seen: where keys
+have names, a key without one could take the place of a client that is offline, and keep it.
 """
 
 import re
@@ -13,6 +14,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from fsl_sage.engines.flower.courier import Courier, printable
 from fsl_sage.engines.flower.records import ABOUT, HELLO
 
+NAME = re.compile(r"client-(\d{1,9})")
 HELLO_SECONDS = 300.0
 """How long a node may take to say which client it is."""
 
@@ -24,6 +26,8 @@ class Roster:
         self._courier = courier
         self._clients = clients
         self._tell = tell
+        self.named = False
+        """Whether a node with a name has been seen in this run: from then on, one without is refused."""
         self._client_of: dict[int, int] = {}
         self._asked: dict[str, NodeInfo] = {}
         """The nodes that have been asked, by the id of the message."""
@@ -36,11 +40,22 @@ class Roster:
         for id, answer in self._courier.collect(self._asked).items():
             self._hear(self._asked.pop(id), answer, nodes)
         unknown = [node for id, node in nodes.items() if self._is_unknown(id, node)]
+        names = {node.node_id: int(found[1]) for node in unknown if (found := NAME.fullmatch(node.name))}
+        if names or self.named:
+            self._insist_on_names(nodes)
         for node in unknown:
-            if named := re.fullmatch(r"client-(\d+)", node.name):
-                self._enter(node, int(named[1]), nodes)
-        self._ask([node for node in unknown if not re.fullmatch(r"client-\d+", node.name)])
+            if node.node_id in names:
+                self._enter(node, names[node.node_id], nodes)
+        self._ask([] if self.named else unknown)
         return {client: node for node, client in self._client_of.items() if node in nodes}
+
+    def _insist_on_names(self, nodes: Mapping[int, NodeInfo]) -> None:
+        """Refuse the nodes that have none, also those that were taken for a client before."""
+        self.named = True
+        for id, node in nodes.items():
+            if not NAME.fullmatch(node.name) and self._refused.get(id) != node.last_activated_at:
+                self._client_of.pop(id, None)
+                self._refuse(node, "other nodes are registered by name, and it is not: register it as client-N")
 
     def _is_unknown(self, id: int, node: NodeInfo) -> bool:
         waiting = any(id == asked.node_id for asked in self._asked.values())
@@ -56,13 +71,13 @@ class Roster:
     def _hear(self, node: NodeInfo, answer: Message | str, nodes: Mapping[int, NodeInfo]) -> None:
         if isinstance(answer, str):
             self._refuse(node, answer)
-        else:
+        elif not self.named:  # else it has been refused in the meantime
             about = answer.content.config_records.get(ABOUT)
             self._enter(node, about.get("client") if about else None, nodes)
 
     def _enter(self, node: NodeInfo, client: object, nodes: Mapping[int, NodeInfo]) -> None:
         """Take a node for this client, unless another one that is connected is."""
-        if not isinstance(client, int) or not 0 <= client < self._clients:
+        if type(client) is not int or not 0 <= client < self._clients:
             self._refuse(node, f"there is no client {printable(str(client), 60)}, only 0 to {self._clients - 1}")
         elif not any(of == client and id in nodes for id, of in self._client_of.items()):
             self._client_of = {id: of for id, of in self._client_of.items() if of != client}

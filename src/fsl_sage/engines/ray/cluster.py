@@ -13,7 +13,9 @@ from ray.actor import ActorHandle
 from ray.exceptions import AuthenticationError
 
 from fsl_sage.config import Config
+from fsl_sage.engines.process import import_path
 from fsl_sage.engines.ray.actors import ServerActor, WorkerActor
+from fsl_sage.engines.ray.leftovers import end_leftovers, remembered
 from fsl_sage.errors import InputError
 
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
@@ -45,19 +47,28 @@ class Crew:
                 ray.kill(actor)
 
 
-def connect(config: Config) -> bool:
-    """Join the cluster that the configuration names, or start one on this machine; whether this was not done before."""
+def connect(config: Config, *, own_modules: bool = False) -> bool:
+    """Join the cluster that the configuration names, or start one on this machine; whether this was not done before.
+
+    Args:
+        config: Its address, workers and threads decide.
+        own_modules: Whether the cluster's processes import modules of the user's own. They then look for them where
+            this process does; on other machines they must be under the same paths.
+    """
     if ray.is_initialized():
         return False
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    more: dict[str, Any] = {"runtime_env": {"env_vars": {"PYTHONPATH": import_path()}}} if own_modules else {}
     if config.ray_address is None:
         # As many workers as asked for find room, even if that is more than there are cores; nobody else can reach them.
         room = max(os.cpu_count() or 1, (config.workers or 1) * config.threads)
-        ray.init("local", num_cpus=room, _node_ip_address="127.0.0.1", include_dashboard=False, **QUIET)
+        end_leftovers()
+        with remembered():
+            ray.init("local", num_cpus=room, _node_ip_address="127.0.0.1", include_dashboard=False, **QUIET, **more)
         return True
     try:
         _knock(config.ray_address)
-        ray.init(config.ray_address, **QUIET)
+        ray.init(config.ray_address, **QUIET, **more)
     except AuthenticationError:
         raise InputError(
             f"--ray-address {config.ray_address} asks for a token, and there is none here: put that of the cluster's "

@@ -10,6 +10,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
 from torch import Tensor
 
+from fsl_sage.algorithms import is_own
 from fsl_sage.engines.base import ClientError, Delivery, Engine, Failures, LostError, Setup
 from fsl_sage.engines.ray.arrays import carry_tensors_as_arrays, to_device
 from fsl_sage.engines.ray.cluster import Crew, connect, lay_out, start_crew
@@ -36,7 +37,7 @@ class RayEngine(Engine):
         self._states: dict[int, ray.ObjectRef] = {}
         self._failures = Failures(config.on_client_failure)
         self._own_crew: Crew | None = None
-        self._own_cluster = connect(config)
+        self._own_cluster = connect(config, own_modules=is_own(config.algorithm))
         try:
             self._start(crew)
         except BaseException:

@@ -1,12 +1,9 @@
 """CIFAR-10 and CIFAR-100 as they are officially distributed: pickled batches, in a folder or in its archive."""
 
-import io
-import pickle
 import tarfile
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +11,8 @@ import torch
 from fsl_sage.errors import InputError
 from fsl_sage.problems.images.images import KNOWN_SIZES, ImageData, Images
 from fsl_sage.problems.images.npz import images_in, read_arrays
+from fsl_sage.problems.images.unpickling import unpickle_batch
+from fsl_sage.reading import short
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
@@ -27,6 +26,8 @@ _CIFAR100_NAMES = """
     tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm
 """
 CIFAR100_CLASSES = tuple(_CIFAR100_NAMES.split())
+_LARGEST_FILE = 256 * 2**20
+"""Bytes; the official training file of CIFAR-100 has 155 million."""
 _REMEDY = "put the official files there, or use another data directory"
 
 
@@ -58,7 +59,7 @@ CIFAR: dict[str, Cifar] = {
     "cifar10": Cifar(
         name="cifar10",
         url="https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
-        checksum="md5:c58f30108f718f92721af3b95e74349a",
+        checksum="sha256:6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
         folder="cifar-10-batches-py",
         train_files=tuple(f"data_batch_{number}" for number in range(1, 6)),
         test_file="test_batch",
@@ -70,7 +71,7 @@ CIFAR: dict[str, Cifar] = {
     "cifar100": Cifar(
         name="cifar100",
         url="https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
-        checksum="md5:eb9058c3a382ffc7106e4002c42a8d85",
+        checksum="sha256:85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
         folder="cifar-100-python",
         train_files=("train",),
         test_file="test",
@@ -141,6 +142,9 @@ def whole_set(cifar: Cifar, train: Images, test: Images, origin: Path) -> ImageD
 
 def _read_file(path: Path) -> bytes:
     try:
+        size = path.stat().st_size
+        if size > _LARGEST_FILE:
+            raise InputError(f"{path} has {size:,} bytes, and no official file more than {_LARGEST_FILE:,}: {_REMEDY}")
         return path.read_bytes()
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror}): {_REMEDY}") from error
@@ -157,38 +161,19 @@ def _read_batches(cifar: Cifar, read: Callable[[str], bytes], origin: Path) -> I
 def _read_batch(raw: bytes, label_key: str, origin: str) -> tuple[np.ndarray, np.ndarray]:
     """Pixels uint8 [N, 3, 32, 32] and labels [N] of one official file."""
     try:
-        batch = _BatchUnpickler(io.BytesIO(raw), encoding="latin1").load()
-        pixels, labels = batch["data"], np.asarray(batch[label_key])
+        batch = unpickle_batch(raw)
+        pixels, labels = batch["data"], _numbers(batch[label_key])
         if pixels.dtype != np.uint8 or not np.issubdtype(labels.dtype, np.integer) or len(pixels) != len(labels):
             raise ValueError("its arrays are not those of a CIFAR batch")
         return pixels.reshape(-1, 3, 32, 32), labels
     except Exception as error:
         # A damaged pickle can end in almost any type of exception.
-        reason = str(error) or type(error).__name__
+        reason = short(error) or type(error).__name__
         raise InputError(f"{origin} is not a readable CIFAR batch ({reason}): {_REMEDY}") from error
 
 
-class _BatchUnpickler(pickle.Unpickler):
-    """Unpickles NumPy arrays and plain containers; anything else in a file is refused, since it could run code."""
-
-    # The official files were written by Python 2; NumPy 2 renamed the module for newer ones.
-    allowed = frozenset(
-        {
-            ("numpy", "dtype"),
-            ("numpy", "ndarray"),
-            ("numpy.core.multiarray", "_reconstruct"),
-            ("numpy._core.multiarray", "_reconstruct"),
-        }
-    )
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in self.allowed:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
-        if name == "_reconstruct":
-            return _reconstruct_array
-        return getattr(np, name)
-
-
-def _reconstruct_array(kind: type, shape: tuple[int, ...], code: str | bytes) -> np.ndarray:
-    """What NumPy's own function of this role does: an empty array, which the state that follows in the file fills."""
-    return np.ndarray(0, dtype=np.int8)
+def _numbers(labels: object) -> np.ndarray:
+    # A list that contains itself would keep NumPy busy for ever: so the numbers are looked at one by one.
+    if isinstance(labels, list) and not all(type(label) is int for label in labels):
+        raise ValueError("its labels are not whole numbers")
+    return np.asarray(labels)

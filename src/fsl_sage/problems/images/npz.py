@@ -1,8 +1,11 @@
 """Image sets in NumPy archives: what a user brings, and the plain form in which fetched sets are stored."""
 
+import math
 import os
 import tempfile
+import zipfile
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import torch
@@ -10,9 +13,14 @@ import torch
 from fsl_sage.errors import InputError
 from fsl_sage.problems.images.images import ImageData, Images
 from fsl_sage.problems.sampling import stratified_indices
+from fsl_sage.reading import short
 from fsl_sage.seeding import numpy_generator
 
 _MOST_CHANNELS = 4
+_ALWAYS_ALLOWED = 256 * 2**20
+"""Bytes that any archive may unpack to."""
+_MOST_EXPANSION = 100
+"""How many times its own size a larger archive may unpack to."""
 
 
 def read_npz(path: Path, test_fraction: float) -> ImageData:
@@ -24,28 +32,41 @@ def read_npz(path: Path, test_fraction: float) -> ImageData:
     """
     arrays = read_arrays(path)
     train = images_in(arrays, "x", "y", path)
-    if "x_test" in arrays or "y_test" in arrays:
-        test = images_in(arrays, "x_test", "y_test", path)
-    else:
+    has_test = "x_test" in arrays or "y_test" in arrays
+    test = images_in(arrays, "x_test", "y_test", path) if has_test else None
+    # Before anything counts labels: one of two billion would ask for as many counters.
+    classes = _classes(arrays, train.y if test is None else torch.cat([train.y, test.y]), path)
+    if test is None:
         train, test = _split(train, test_fraction, path)
-    classes = _classes(arrays, torch.cat([train.y, test.y]), path)
     mean, std = channel_moments(train)
     return ImageData(f"npz:{path}", train, test, classes, mean, std)
 
 
 def read_arrays(path: Path, remedy: str = "restore or replace it") -> dict[str, np.ndarray]:
-    """All arrays of an archive, none of them unpickled."""
+    """All arrays of an archive, none of them unpickled, and none larger than it says before it is read."""
     if not path.is_file():
         raise InputError(f"{path} is not a file: give the path of an .npz archive with x and y")
     try:
-        # Opened here, because NumPy leaves a file open that it cannot read.
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            return {key: _array(archive, key, path) for key in archive.files}
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+            _check_size(path, sum(member.file_size for member in members))
+            return {member.filename.removesuffix(".npy"): _array(archive, member, path) for member in members}
     except InputError:
         raise
     except Exception as error:
         # zipfile, zlib and NumPy report damage by some ten unrelated types of exception.
         raise InputError(f"{path} is not a readable .npz archive ({_reason(error)}): {remedy}") from error
+
+
+def _check_size(path: Path, unpacked: int) -> None:
+    """A small file that unpacks to gigabytes is a trap: images shrink to a half, drawings perhaps to a hundredth."""
+    packed = path.stat().st_size
+    most = max(_ALWAYS_ALLOWED, _MOST_EXPANSION * packed)
+    if unpacked > most:
+        raise InputError(
+            f"{path} has {packed:,} bytes and would unpack to {unpacked:,}, more than {most:,}, which is not possible "
+            "here: save the images by np.savez, uncompressed"
+        )
 
 
 def images_in(arrays: dict[str, np.ndarray], x_key: str, y_key: str, path: Path) -> Images:
@@ -101,20 +122,31 @@ def channel_moments(images: Images) -> tuple[tuple[float, ...], tuple[float, ...
     return tuple(means), tuple(deviations)
 
 
-def _array(archive: np.lib.npyio.NpzFile, key: str, path: Path) -> np.ndarray:
-    try:
-        return archive[key]
-    except ValueError as error:
-        if "allow_pickle" not in str(error):
-            raise
-        raise InputError(
-            f"'{key}' in {path} is an array of Python objects, which is never unpickled here: "
-            f"save it with a plain dtype, names with np.array(names, dtype=str)"
-        ) from error
+def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> np.ndarray:
+    """One array, whose header is compared with the size of its data before memory is taken."""
+    with archive.open(member) as file:
+        shape, _, kind = _read_header(file)
+        if kind.hasobject:
+            raise InputError(
+                f"'{member.filename.removesuffix('.npy')}' in {path} is an array of Python objects, which is never "
+                f"unpickled here: save it with a plain dtype, names with np.array(names, dtype=str)"
+            )
+        if not kind.itemsize or file.tell() + math.prod(shape) * kind.itemsize != member.file_size:
+            raise ValueError(f"{member.filename} says that it has the shape {list(shape)[:8]}, which is not so")
+    with archive.open(member) as file:
+        return np.lib.format.read_array(file, allow_pickle=False)
+
+
+def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
+    version = np.lib.format.read_magic(file)
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    if version not in readers:
+        raise ValueError(f"version {version} of the format is unknown")
+    return readers[version](file)
 
 
 def _reason(error: Exception) -> str:
-    return str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
+    return short(str(error).splitlines()[0].rstrip(".")) if str(error).strip() else type(error).__name__
 
 
 def _channels_first(x: np.ndarray, key: str, path: Path) -> np.ndarray:

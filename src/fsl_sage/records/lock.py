@@ -1,0 +1,80 @@
+"""Who plays a run: a lock on its directory, held by one process and let go by the system when that ends."""
+
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import IO, Any
+
+from fsl_sage.errors import InputError
+
+
+class LockedError(InputError):
+    """Another process has the run."""
+
+
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Hold the lock at `path`; a LockedError says who has it, if another does. Where there are no locks: nothing."""
+    file = _take(path)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)  # while it is still held, so that nobody takes a lock that has no name any more
+        file.close()
+
+
+def _take(path: Path) -> IO[str]:
+    while True:
+        file = open(path, "a+")  # noqa: SIM115
+        try:
+            _lock(file, path)
+        except BaseException:
+            file.close()
+            raise
+        if _is_at(file, path):
+            _sign(file)
+            return file
+        file.close()  # its holder took it away between the opening and the lock
+
+
+def _lock(file: IO[str], path: Path) -> None:
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except ImportError:  # this system has no such locks
+        pass
+    except BlockingIOError:
+        raise LockedError(
+            f"{path.parent} is being played by {_holder(file)}: wait until it ends, or stop it and try again."
+        ) from None
+    except OSError:  # this file system has none
+        pass
+
+
+def _is_at(file: IO[str], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _sign(file: IO[str]) -> None:
+    """Write down who has it, for the second who comes."""
+    now = datetime.now().astimezone().isoformat(timespec="seconds")
+    file.truncate(0)
+    file.write(json.dumps({"process": os.getpid(), "machine": socket.gethostname(), "since": now}))
+    file.flush()
+
+
+def _holder(file: IO[str]) -> str:
+    try:
+        file.seek(0)
+        who: dict[str, Any] = json.load(file)
+        return f"process {who['process']} on {who['machine']} since {who['since']}"
+    except (ValueError, KeyError, TypeError):
+        return "another process"

@@ -1,0 +1,72 @@
+"""The local engine: threads change no number, a failed client comes back with what it had."""
+
+import pytest
+import torch
+
+from fsl_sage.engines.local import LocalEngine
+from fsl_sage.engines.server import NoServer
+from fsl_sage.experiment import Federation
+from fsl_sage.experiment.setup import make_setup
+
+
+@pytest.fixture
+def engine(tiny):
+    made = []
+
+    def make(**changes):
+        made.append(LocalEngine(make_setup(tiny(**changes))))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def play(engine, rounds, cohort=(0, 1, 2)):
+    federation = Federation(engine.setup, engine)
+    for t in rounds:
+        federation.play_round(t, list(cohort))
+    return federation
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("algorithm", ["fsl-sage", "splitfed-ss", "splitfed-ms"])
+def test_the_state_that_an_engine_saves_is_the_same_for_any_number_of_workers(engine, algorithm):
+    one, three = (play(engine(algorithm=algorithm, workers=count), range(2)) for count in (1, 3))
+    assert same(one.engine.state(), three.engine.state())
+
+
+def test_an_engine_goes_on_from_a_state_whatever_it_did_before(engine):
+    whole = play(engine(rounds=3), range(3))
+    first = play(engine(rounds=3), range(2))
+    tensors, values = first.checkpoint(2)
+    used = Federation(whole.setup, engine(rounds=3))
+    used.play_round(0, [2])  # something else
+    copied = {path: tensor.clone() for path, tensor in tensors.items()}
+    assert used.load_checkpoint(copied, values) == 2
+    used.play_round(2, [0, 1, 2])
+    assert same(used.engine.state(), whole.engine.state())
+
+
+def test_without_an_s_server_there_is_one_that_knows_nothing(engine):
+    federation = play(engine(algorithm="fedavg"), range(1))
+    server = federation.engine.server
+    assert isinstance(server, NoServer)
+    assert (server.weights(), server.fidelity(), server.take_loss(), server.end_of_round(0)) == (None, None, None, [])
+    assert server.remarks() == {"aligned": False}
+
+
+def test_a_model_that_draws_in_forward_has_one_worker(engine):
+    drawing = engine(
+        model={"name": "tests.engines.test_local:with_dropout", "cut": "0", "auxiliary": "full"}, workers=3
+    )
+    assert len(drawing._threads.workers) == 1
+    assert len(engine(workers=3)._threads.workers) == 3
+
+
+def with_dropout(classes, channels):
+    layers = torch.nn.Conv2d(channels, 4, 3, stride=4), torch.nn.Dropout(0.5), torch.nn.Flatten()
+    return torch.nn.Sequential(*layers, torch.nn.Linear(256, classes))
