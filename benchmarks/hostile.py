@@ -23,8 +23,8 @@ from torch import Tensor
 from fsl_sage.config import AlignmentConfig, Config, DataConfig, ModelConfig
 from fsl_sage.deploy.app import agree, write_sites
 from fsl_sage.engines.dry import DryEngine
+from fsl_sage.engines.flower.contents import ABOUT, TENSORS, Assignment, pack, unpack
 from fsl_sage.engines.flower.inspection import Inspector, RejectedError
-from fsl_sage.engines.flower.records import ABOUT, TENSORS, Assignment, pack, unpack
 from fsl_sage.experiment.setup import make_dry_setup
 from fsl_sage.problems.images.problem import image_shapes
 
@@ -61,10 +61,10 @@ def honest(directory: Path) -> tuple[Inspector, RecordDict]:
     sites = write_sites(directory / "sites", shares, agreement)
     site = Site(CONFIG, agreement, CLIENT, sites[CLIENT], directory / "state")
     held = {part: site.setup.initial[part] for part in site.setup.algorithm.holds}
-    report = site.play(Assignment(RUN, 0, CLIENT, -1, -1, held, {}))
+    report = site.train(Assignment(RUN, 0, CLIENT, -1, -1, held, {}))
     shapes = image_shapes(agreement.sizes(sum(agreement.examples)))
     dry = DryEngine(make_dry_setup(CONFIG, shapes, agreement.examples))
-    return Inspector(RUN, dry, len(agreement.classes), torch.device("cpu")), report.records()
+    return Inspector(RUN, dry, len(agreement.classes), torch.device("cpu")), report.content()
 
 
 def verdict(inspector: Inspector, content: RecordDict) -> tuple[str, str]:

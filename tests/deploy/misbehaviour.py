@@ -16,7 +16,7 @@ from pathlib import Path
 from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable
 
-from fsl_sage.engines.flower.records import ABOUT
+from fsl_sage.engines.flower.contents import ABOUT
 from tests.engines.hostile import HOSTILE
 
 

@@ -3,7 +3,7 @@
 import torch
 from flwr.app import Array, ArrayRecord, MetricRecord
 
-from fsl_sage.engines.flower.records import ABOUT, TENSORS, pack, unpack
+from fsl_sage.engines.flower.contents import ABOUT, TENSORS, pack, unpack
 
 
 def tensors(**changes):

@@ -18,9 +18,9 @@ from fsl_sage.deploy.app import agree, write_app, write_sites
 from fsl_sage.deploy.client_app import make_client_app
 from fsl_sage.deploy.server_app import serve
 from fsl_sage.engines.dry import DryEngine
+from fsl_sage.engines.flower.contents import ABOUT, TENSORS, Assignment, unpack
 from fsl_sage.engines.flower.inspection import Inspector, RejectedError
 from fsl_sage.engines.flower.node_state import NodeState
-from fsl_sage.engines.flower.records import ABOUT, TENSORS, Assignment, unpack
 from fsl_sage.errors import InputError, TrainingError
 from fsl_sage.experiment import run
 from fsl_sage.experiment.setup import make_dry_setup
@@ -222,7 +222,7 @@ def test_a_replayed_round_without_the_matching_state_is_refused_with_the_reason(
     deployment = deploy(rounds=2)
     assignment = Assignment("a" * 32, 1, 0, 0, -1, {}, {})
     grid = deployment.grid([0])
-    message = Message(assignment.records(), next(iter(grid.nodes)), "train")
+    message = Message(assignment.content(), next(iter(grid.nodes)), "train")
     (id,) = grid.push_messages([message])
     (reply,) = grid.pull_messages([id])
     assert "does not have the client's state after round 0; it has those after: none" in reply.error.reason
@@ -233,7 +233,7 @@ def test_a_node_with_another_release_refuses_its_round(deploy, monkeypatch):
     monkeypatch.setattr("fsl_sage.deploy.site.version", lambda name: "0.0.7")
     grid = deployment.grid([0])
     assignment = Assignment("a" * 32, 0, 0, -1, -1, {}, {})
-    (id,) = grid.push_messages([Message(assignment.records(), next(iter(grid.nodes)), "train")])
+    (id,) = grid.push_messages([Message(assignment.content(), next(iter(grid.nodes)), "train")])
     (reply,) = grid.pull_messages([id])
     assert re.search(r"The server runs fsl-sage .*, this node 0\.0\.7", reply.error.reason)
 

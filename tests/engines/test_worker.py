@@ -1,4 +1,4 @@
-"""A worker plays clients' rounds: uploads carry their step, whatever a client's code raises is its outcome."""
+"""A worker runs clients' rounds: uploads carry their step, whatever a client's code raises is its outcome."""
 
 import pytest
 import torch
@@ -32,9 +32,9 @@ def test_a_round_that_nobody_waits_for(setup):
 def test_step_by_step_it_is_the_same_round(setup):
     worker = Worker(setup)
     whole = worker.whole_round(0, 1, {}, delivery(setup), lambda upload: None)
-    play = Worker(setup).play(0, 1, {}, delivery(setup))
+    conversation = Worker(setup).converse(0, 1, {}, delivery(setup))
     uploads = []
-    while isinstance(said := play(None), Message):
+    while isinstance(said := conversation(None), Message):
         uploads.append(said)
     for name, tensor in whole.update.parts["client"].items():
         assert torch.equal(tensor, said.update.parts["client"][name])

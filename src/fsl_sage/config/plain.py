@@ -27,6 +27,14 @@ def to_dict(config: Any) -> dict[str, Any]:
     return _plain({**shared, **all_options(config.options)})
 
 
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested values by dotted path: {"data": {"alpha": 1}} is {"data.alpha": 1}."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+    return flat
+
+
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(values, default=str))
 

@@ -12,7 +12,7 @@ from flwr.clientapp import ClientApp
 from fsl_sage.deploy.agreement import read_agreement
 from fsl_sage.deploy.site import Site
 from fsl_sage.engines.base import ClientError
-from fsl_sage.engines.flower.records import ABOUT, FINISH, HELLO, Assignment
+from fsl_sage.engines.flower.contents import ABOUT, FINISH, HELLO, Assignment
 from fsl_sage.errors import InputError
 
 LOG = logging.getLogger("flwr")
@@ -37,8 +37,8 @@ def make_client_app(config_file: Path, mods: Sequence[Any] = ()) -> ClientApp:
     @app.train()
     def train(message: Message, context: Context) -> Message:
         """One local round."""
-        report = _careful(lambda: _site(config_file, context).play(Assignment.read(message.content)))
-        return Message(report.records(), reply_to=message)
+        report = _careful(lambda: _site(config_file, context).train(Assignment.read(message.content)))
+        return Message(report.content(), reply_to=message)
 
     @app.query(FINISH)
     def finish(message: Message, context: Context) -> Message:

@@ -7,8 +7,8 @@ from pathlib import Path
 from fsl_sage.config import Config
 from fsl_sage.deploy.agreement import Agreement
 from fsl_sage.engines.base import ClientError, Delivery, Setup
+from fsl_sage.engines.flower.contents import Assignment, Report
 from fsl_sage.engines.flower.node_state import NodeState
-from fsl_sage.engines.flower.records import Assignment, Report
 from fsl_sage.engines.process import prepare_process
 from fsl_sage.engines.worker import Worker
 from fsl_sage.errors import InputError
@@ -30,7 +30,7 @@ class Site:
         self.setup = _setup(config, agreement, client, data)
         prepare_process(config.threads)
 
-    def play(self, assignment: Assignment) -> Report:
+    def train(self, assignment: Assignment) -> Report:
         """The client's local round; afterwards its state is on disk."""
         node_state = self._node_state(assignment)
         node_state.forget_before(assignment.keep)

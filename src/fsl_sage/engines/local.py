@@ -15,7 +15,7 @@ from fsl_sage.engines.base import ClientError, Delivery, Engine, Failures, Outco
 from fsl_sage.engines.intake import Intake, learn_from
 from fsl_sage.engines.server import host_server, join_states, local_tensors, part_states
 from fsl_sage.engines.threads import Threads
-from fsl_sage.engines.worker import Play, copied, evaluate
+from fsl_sage.engines.worker import Conversation, copied, evaluate
 from fsl_sage.roles.protocols import Parts, Update
 from fsl_sage.wire.link import Link
 from fsl_sage.wire.message import Message, Tensors
@@ -72,8 +72,8 @@ class LocalEngine(Engine):
         # A client stays with its worker, in whose modules its graph is recorded.
         workers = self._threads.workers
         shares = [clients[place :: len(workers)] for place in range(len(workers))]
-        plays: dict[int, Play] = {
-            id: worker.play(t, id, self._state(id), delivery)
+        conversations: dict[int, Conversation] = {
+            id: worker.converse(t, id, self._state(id), delivery)
             for worker, share in zip(workers, shares, strict=True)
             for id in share
         }
@@ -82,7 +82,7 @@ class LocalEngine(Engine):
         while replies:
 
             def on(share: Sequence[int], replies: Replies = replies) -> dict[int, Message | Outcome | ClientError]:
-                return {id: plays[id](replies[id]) for id in share if id in replies}
+                return {id: conversations[id](replies[id]) for id in share if id in replies}
 
             said = {id: word for share in self._threads.map(on, shares) for id, word in share.items()}
             ended = {id: word for id, word in said.items() if not isinstance(word, Message)}

@@ -19,7 +19,7 @@ from fsl_sage.roles.work import Chain, Settings, Workbench, boundary, mean_loss
 from fsl_sage.wire.message import Message, Tensors
 from fsl_sage.wire.paths import flat
 
-Play = Callable[[Message | None], Message | Outcome | ClientError]
+Conversation = Callable[[Message | None], Message | Outcome | ClientError]
 """A client's round: called with the reply to its last upload, it answers with the next, and at last how it ended."""
 
 
@@ -30,7 +30,7 @@ class Worker:
         self.setup = setup
         self.workbench = Workbench(setup.modules)
 
-    def play(self, t: int, id: int, state: Mapping[str, Tensor], delivery: Delivery) -> Play:
+    def converse(self, t: int, id: int, state: Mapping[str, Tensor], delivery: Delivery) -> Conversation:
         """A client's round, ready to start. Whatever its code raises becomes its outcome."""
         conversation = self._conversation(t, id, state, delivery)
 
@@ -52,8 +52,8 @@ class Worker:
         self, t: int, id: int, state: Mapping[str, Tensor], delivery: Delivery, send: Callable[[Message], None]
     ) -> Outcome | ClientError:
         """The round of a client that does not wait for anyone; `send` gets its uploads as they are made."""
-        play = self.play(t, id, state, delivery)
-        while isinstance(said := play(None), Message):
+        conversation = self.converse(t, id, state, delivery)
+        while isinstance(said := conversation(None), Message):
             send(said)
         return said
 

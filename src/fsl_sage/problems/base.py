@@ -54,9 +54,9 @@ class Task(ABC):
     def test_batch(self, index: int) -> Batch:
         """One batch of the test set."""
 
-    def output(self, head: nn.Module, z: Sequence[Tensor], target: Mapping[str, Tensor]) -> Any:
-        """What stands behind the cut, run for `loss` or `score`. A task may leave out what they will not look at."""
-        return head(*z)
+    def output(self, behind: nn.Module, z: Sequence[Tensor], target: Mapping[str, Tensor]) -> Any:
+        """The output of what stands behind the cut, for `loss` or `score`; a task may leave out what they ignore."""
+        return behind(*z)
 
     @abstractmethod
     def loss(self, output: Any, target: Mapping[str, Tensor]) -> Tensor:

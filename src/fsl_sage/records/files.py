@@ -81,20 +81,20 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], values: Any = None) 
             if distinct[name].untyped_storage().nbytes() != distinct[name].numel() * distinct[name].element_size():
                 distinct[name] = distinct[name].clone()  # a view of something larger
     metadata = {_SEAL: _UNSEALED, "values": json.dumps(values), "same": json.dumps(same)}
-    head, body = _parts(safetensors.torch.save(distinct, metadata))
-    head = _in_order(head, metadata)
-    _write(path, [head.replace(_UNSEALED.encode(), _sha256(head, body).encode(), 1), body])
+    header, body = _parts(safetensors.torch.save(distinct, metadata))
+    header = _in_order(header, metadata)
+    _write(path, [header.replace(_UNSEALED.encode(), _sha256(header, body).encode(), 1), body])
 
 
 def _parts(block: bytes) -> tuple[bytes, memoryview]:
-    """The head of a safetensors file, its length in front, and the body."""
+    """The header of a safetensors file, its length in front, and the body."""
     end = 8 + int.from_bytes(block[:8], "little")
     return block[:end], memoryview(block)[end:]
 
 
-def _in_order(head: bytes, metadata: Mapping[str, str]) -> bytes:
-    """The same head with the metadata in the order given: safetensors' own changes from process to process."""
-    text = json.dumps({**json.loads(head[8:]), "__metadata__": metadata}, separators=(",", ":")).encode()
+def _in_order(header: bytes, metadata: Mapping[str, str]) -> bytes:
+    """The same header with the metadata in the order given: safetensors' own changes from process to process."""
+    text = json.dumps({**json.loads(header[8:]), "__metadata__": metadata}, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # tensors must begin at multiples of 8
     return len(text).to_bytes(8, "little") + text
 
@@ -132,8 +132,8 @@ def _check_seal(path: Path, needed: bool) -> None:
         length = int.from_bytes(start, "little")
         if len(start) < 8 or length > _LONGEST_HEADER:
             raise ValueError("it has no header")
-        head = start + file.read(length)
-        written = dict(json.loads(head[8:]).get("__metadata__", {})).get(_SEAL)
+        header = start + file.read(length)
+        written = dict(json.loads(header[8:]).get("__metadata__", {})).get(_SEAL)
         if written is None:
             if needed:
                 raise InputError(
@@ -141,7 +141,7 @@ def _check_seal(path: Path, needed: bool) -> None:
                     "Go on with that version, put an undamaged copy back, or start a new run."
                 )
             return
-        whole = hashlib.sha256(head.replace(str(written).encode(), _UNSEALED.encode(), 1))
+        whole = hashlib.sha256(header.replace(str(written).encode(), _UNSEALED.encode(), 1))
         while piece := file.read(1 << 20):
             whole.update(piece)
     if whole.hexdigest() != written:

@@ -13,9 +13,9 @@ from fsl_sage.records.files import write_bytes
 class Log:
     """Lines of a run, each whole. A seal tells how many there are, of how many bytes, and their SHA-256."""
 
-    def __init__(self, path: Path, head: str = "") -> None:
+    def __init__(self, path: Path, header: str = "") -> None:
         self.path = path
-        self._head = head.encode()
+        self._header = header.encode()
         self._lines = self._bytes = 0
         self._hash = hashlib.sha256()
 
@@ -52,7 +52,7 @@ class Log:
 
     def cut_back(self, seal: Mapping[str, Any] | None) -> None:
         """Keep the lines that a checkpoint has sealed, or none, and forget the rest."""
-        kept = self._head if seal is None else self.check(seal)
+        kept = self._header if seal is None else self.check(seal)
         write_bytes(self.path, kept)
         self._lines = self._bytes = 0
         self._hash = hashlib.sha256()

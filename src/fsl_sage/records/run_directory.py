@@ -41,7 +41,7 @@ from fsl_sage.records.log import Log
 from fsl_sage.wire.ledger import Entry
 from fsl_sage.wire.message import Tensors
 
-LEDGER_HEAD = "round,client,direction,kind,bytes\n"
+LEDGER_HEADER = "round,client,direction,kind,bytes\n"
 
 
 class RunDirectory:
@@ -58,7 +58,8 @@ class RunDirectory:
         self.result_file = path / "result.json"
         self.classes_file = path / "classes.csv"
         self._logs = {
-            file.name: Log(file, head) for file, head in ((self.ledger_file, LEDGER_HEAD), (self.metrics_file, ""))
+            file.name: Log(file, header)
+            for file, header in ((self.ledger_file, LEDGER_HEADER), (self.metrics_file, ""))
         }
 
         self._is_held = False
@@ -237,8 +238,8 @@ class RunDirectory:
         if not self.classes_file.exists():
             return None
         with _readable(self.classes_file), open(self.classes_file, newline="", encoding="utf-8") as file:
-            head, *rows = csv.reader(file)
-            return np.array([[int(count) for count in row[1:]] for row in rows]), head[1:]
+            header, *rows = csv.reader(file)
+            return np.array([[int(count) for count in row[1:]] for row in rows]), header[1:]
 
     def result(self) -> dict[str, Any] | None:
         """How the run ended; None while it has not."""

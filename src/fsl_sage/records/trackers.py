@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from fsl_sage.config import Config, to_dict
+from fsl_sage.config import Config, flatten, to_dict
 from fsl_sage.errors import MissingExtra
 
 
@@ -55,7 +55,7 @@ class MLflow(Tracker):
         run = mlflow.start_run(run_id=known.read_text() if known.exists() else None, run_name=directory.name)
         known.write_text(run.info.run_id)
         if not done:
-            mlflow.log_params(_flat(to_dict(config)))
+            mlflow.log_params(flatten(to_dict(config)))
 
     def round(self, metrics: dict[str, Any]) -> None:
         """All numbers of the round."""
@@ -72,10 +72,3 @@ TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLfl
 def numbers(metrics: dict[str, Any]) -> dict[str, float]:
     """The metrics that are numbers."""
     return {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-    return flat

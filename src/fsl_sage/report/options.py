@@ -6,7 +6,7 @@ from typing import Any
 from fsl_sage.algorithms import option_fields, resolve
 from fsl_sage.algorithms.names import known_algorithm
 from fsl_sage.algorithms.options import owners
-from fsl_sage.config import NO_PART_OF_THE_RESULT, Config, defaults_of, to_dict
+from fsl_sage.config import NO_PART_OF_THE_RESULT, Config, defaults_of, flatten, to_dict
 
 HETEROGENEITY = "heterogeneity"
 """The one name under which the partition and its parameter are compared."""
@@ -15,14 +15,6 @@ IID = "iid"
 # What distinguishes the runs of a series, or says where and how a run was computed: never a setting.
 NO_SETTING = {"algorithm", "seed", "device", "threads", "data.dir", *NO_PART_OF_THE_RESULT}
 _PARTITION = {"data.partition", "data.alpha", "data.shards_per_client"}
-
-
-def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested values by dotted path: {"data": {"alpha": 1}} is {"data.alpha": 1}."""
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
-    return flat
 
 
 def nest(path: str, value: Any) -> dict[str, Any]:

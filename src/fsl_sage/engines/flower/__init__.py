@@ -1,6 +1,6 @@
 """The Flower engine: clients at separate organisations, one message and one reply a client a round.
 
-records      the project's messages as Flower's, and back
+contents     the project's messages as Flower's, and back
 node_state   what a client keeps between rounds, on the disk of its node
 courier      carries messages, and says of every reply that does not come, why
 roster       which node is which client

@@ -11,10 +11,10 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from fsl_sage.engines.base import Delivery, Engine, Setup
+from fsl_sage.engines.flower.contents import FINISH, Assignment, Report
 from fsl_sage.engines.flower.courier import POLL, Courier
 from fsl_sage.engines.flower.inspection import Inspector, RejectedError
 from fsl_sage.engines.flower.node_state import NEVER
-from fsl_sage.engines.flower.records import FINISH, Assignment, Report
 from fsl_sage.engines.flower.roster import Roster
 from fsl_sage.engines.intake import Intake, learn_from
 from fsl_sage.engines.server import host_server
@@ -136,7 +136,7 @@ class FlowerEngine(Engine):
             mail=mail,
             extra=delivery.extra,
         )
-        return FlowerMessage(assignment.records(), node, kind, ttl=self._rules.timeout + GRACE, group_id=str(t))
+        return FlowerMessage(assignment.content(), node, kind, ttl=self._rules.timeout + GRACE, group_id=str(t))
 
     def _inspect(self, t: int, client: int, node: int, answer: FlowerMessage | str) -> Report | None:
         if isinstance(answer, str):

@@ -15,8 +15,8 @@ from flwr.app import ConfigRecord, RecordDict
 from torch import Tensor
 
 from fsl_sage.engines.dry import DryEngine
+from fsl_sage.engines.flower.contents import ABOUT, TENSORS, Report, unpack
 from fsl_sage.engines.flower.courier import printable
-from fsl_sage.engines.flower.records import ABOUT, TENSORS, Report, unpack
 from fsl_sage.wire.message import LABELS, Tensors, nbytes
 
 HEADER_BYTES = 512

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from flwr.app import Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 
+from fsl_sage.engines.flower.contents import ABOUT, HELLO
 from fsl_sage.engines.flower.courier import Courier, printable
-from fsl_sage.engines.flower.records import ABOUT, HELLO
 
 NAME = re.compile(r"client-(\d{1,9})")
 HELLO_SECONDS = 300.0

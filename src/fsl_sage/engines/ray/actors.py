@@ -18,7 +18,7 @@ from fsl_sage.engines.process import prepare_process
 from fsl_sage.engines.ray.arrays import carry_tensors_as_arrays, to_device
 from fsl_sage.engines.ray.pool import Pool, UnpreparedError
 from fsl_sage.engines.server import HostedServer
-from fsl_sage.engines.worker import Play, Worker, copied
+from fsl_sage.engines.worker import Conversation, Worker, copied
 from fsl_sage.roles.protocols import Parts, Update
 from fsl_sage.roles.s_server import Job, SServer
 from fsl_sage.roles.work import Workbench
@@ -39,7 +39,7 @@ class WorkerActor:
         # Ray starts a dead worker again, but cannot be relied on to give it the setup again.
         self._prepared: Worker | None = None
         self._setup = ""
-        self._plays: dict[int, Play] = {}
+        self._conversations: dict[int, Conversation] = {}
         self._outcomes: dict[int, Outcome | ClientError] = {}
 
     def prepare(self, setup: list[ray.ObjectRef]) -> None:
@@ -75,14 +75,14 @@ class WorkerActor:
     def begin(self, t: int, ids: Sequence[int], common: Common, mail: Mapping[int, Any], *states: Tensors) -> None:
         """Rounds of these clients, ready to start."""
         delivery = self._delivery(common, mail)
-        self._plays = {
-            id: self._worker.play(t, id, self._own(state), delivery) for id, state in zip(ids, states, strict=True)
+        self._conversations = {
+            id: self._worker.converse(t, id, self._own(state), delivery) for id, state in zip(ids, states, strict=True)
         }
         self._outcomes = {}
 
     def advance(self, replies: Replies) -> tuple[dict[int, ClientError | None], Uploads]:
         """Each of these clients on to its next upload. Returns those that came to an end, and the others' uploads."""
-        said = {id: self._plays[id](reply) for id, reply in to_device(replies, self._device).items()}
+        said = {id: self._conversations[id](reply) for id, reply in to_device(replies, self._device).items()}
         ended = {id: word for id, word in said.items() if not isinstance(word, Message)}
         self._outcomes |= ended
         failures = {id: word if isinstance(word, ClientError) else None for id, word in ended.items()}

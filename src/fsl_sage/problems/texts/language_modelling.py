@@ -58,10 +58,10 @@ class LanguageModelling(Task):
         chosen = self._test_order[index * TEST_BATCH : (index + 1) * TEST_BATCH]
         return self._batch(*self.data.test.rows(chosen, self.longest))
 
-    def output(self, head: nn.Module, z: Sequence[Tensor], target: Mapping[str, Tensor]) -> Any:
+    def output(self, behind: nn.Module, z: Sequence[Tensor], target: Mapping[str, Tensor]) -> Any:
         """Logits [n, vocabulary] of the positions that count alone: the decoder is most of an auxiliary's work."""
-        with _decoded_where(head, target["mask"]):
-            return head(*z)
+        with _decoded_where(behind, target["mask"]):
+            return behind(*z)
 
     def loss(self, output: Any, target: Mapping[str, Tensor]) -> Tensor:
         """Mean cross entropy with label smoothing over the positions that count."""
@@ -101,14 +101,14 @@ class LanguageModelling(Task):
 
 
 @contextmanager
-def _decoded_where(head: nn.Module, mask: Tensor) -> Iterator[None]:
+def _decoded_where(behind: nn.Module, mask: Tensor) -> Iterator[None]:
     """Within it the decoder gets the hidden states [n, width] where the mask is true, in place of [B, L, width]."""
 
     def pick(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         hidden, *rest = args
         return (hidden[mask] if hidden.shape[:-1] == mask.shape else hidden, *rest)
 
-    decoders = [module for name, module in head.named_modules() if name.rpartition(".")[2] in DECODERS]
+    decoders = [module for name, module in behind.named_modules() if name.rpartition(".")[2] in DECODERS]
     hooks = [decoder.register_forward_pre_hook(pick) for decoder in decoders if not mask.is_meta]
     try:
         yield

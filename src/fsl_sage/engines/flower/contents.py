@@ -42,7 +42,7 @@ class Assignment:
     version: str = field(default_factory=lambda: version("fsl-sage"))
     """Of the server: another one at the node might compute other numbers."""
 
-    def records(self) -> RecordDict:
+    def content(self) -> RecordDict:
         """As Flower carries it."""
         about = {name: getattr(self, name) for name in ("run", "round", "client", "after", "keep", "version")}
         tensors = flat(self.held, "held/") | flat(self.mail, "mail/") | flat(self.extra, "extra/")
@@ -50,7 +50,7 @@ class Assignment:
 
     @classmethod
     def read(cls, records: RecordDict) -> "Assignment":
-        """What `records` wrote."""
+        """What `content` wrote."""
         tensors = unpack(records.array_records[TENSORS])
         held, mail, extra = (grouped(below(f"{group}/", tensors)) for group in ("held", "mail", "extra"))
         about = records.config_records[ABOUT]
@@ -74,7 +74,7 @@ class Report:
     extra: Mapping[str, Tensors] = field(default_factory=dict)
     """What the algorithm sends with the weights, by kind."""
 
-    def records(self) -> RecordDict:
+    def content(self) -> RecordDict:
         """As Flower carries it."""
         about: dict[str, Any] = {"run": self.run, "round": self.round, "client": self.client}
         losses = {f"loss/{name}": value for name, value in self.losses.items()}

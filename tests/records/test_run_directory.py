@@ -1,0 +1,144 @@
+"""The run directory: what is written is read back, what is damaged is refused by name."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from fsl_sage.algorithms import resolve
+from fsl_sage.errors import InputError, RunWarning, TrainingError
+from fsl_sage.problems.score import ACCURACY, Score
+from fsl_sage.records.run_directory import RunDirectory
+from fsl_sage.wire.ledger import Entry
+
+ENTRIES = [Entry(0, 1, "up", "smashed", 12), Entry(0, 2, "down", "client", 7)]
+
+
+@pytest.fixture
+def config(tiny, tmp_path):
+    return tiny(out=tmp_path / "run")
+
+
+def line(t: int) -> dict[str, float]:
+    return {"round": t, "test_accuracy": 0.1 * t}
+
+
+def test_the_configuration_comes_back_as_it_was(config):
+    directory = RunDirectory.create(config)
+    again = RunDirectory(directory.path)
+    assert resolve(again.config()) == config
+    assert (again.metrics(), again.ledger(), again.result(), again.classes()) == ([], [], None, None)
+    with pytest.raises(InputError, match=r"already holds a run: .* 'fsl-sage resume "):
+        RunDirectory.create(config)
+
+
+def test_rounds_come_back_as_they_were(config):
+    directory = RunDirectory.create(config)
+    directory.cut_back(None)  # as a run begins
+    directory.append(line(0), ENTRIES)
+    directory.append(line(1), [])
+    again = RunDirectory(directory.path)
+    assert again.metrics() == [line(0), line(1)]
+    assert again.ledger() == ENTRIES
+
+
+def test_a_checkpoint_takes_back_what_came_after_it(config):
+    directory = RunDirectory.create(config)
+    directory.cut_back(None)
+    directory.append(line(0), ENTRIES)
+    directory.save_checkpoint(config, {"w": torch.arange(3.0)}, {"round": 1})
+    directory.append(line(1), ENTRIES)
+    with directory.metrics_file.open("a") as file:
+        file.write('{"round": 2, "test_')  # torn by a kill
+    again = RunDirectory(directory.path)
+    loaded = again.load_checkpoint(config)
+    assert loaded is not None
+    tensors, values = loaded
+    assert torch.equal(tensors["w"], torch.arange(3.0))
+    assert values["round"] == 1
+    assert again.cut_back(values) == ([line(0)], ENTRIES)
+    assert again.metrics_file.read_text() == json.dumps(line(0)) + "\n"
+
+
+def test_a_checkpoint_of_another_configuration_is_refused(config, tiny):
+    directory = RunDirectory.create(config)
+    directory.cut_back(None)
+    directory.append(line(0), ENTRIES)
+    directory.save_checkpoint(config, {}, {})
+    with pytest.raises(InputError, match="belongs to another configuration"):
+        directory.load_checkpoint(tiny(out=config.out, seed=config.seed + 1))
+
+
+def test_the_end_takes_the_checkpoint_away_unless_it_is_kept(config):
+    directory = RunDirectory.create(config)
+    directory.cut_back(None)
+    directory.append(line(0), ENTRIES)
+    for keep in (True, False):
+        directory.save_checkpoint(config, {}, {})
+        directory.finish({"w": torch.zeros(2)}, {"stopped": "enough"}, keep_checkpoint=keep)
+        assert directory.checkpoint_file.exists() == keep
+    assert directory.finished()
+    assert directory.result() == {"stopped": "enough"}
+
+
+def test_classes_come_back(config):
+    directory = RunDirectory.create(config)
+    directory.save_classes(np.array([[3, 0], [1, 2]]), ["cat, wild", "dog"])
+    found = directory.classes()
+    assert found is not None
+    assert (found[0].tolist(), found[1]) == ([[3, 0], [1, 2]], ["cat, wild", "dog"])
+
+
+def test_the_score_is_the_accuracy_unless_another_was_written(config):
+    directory = RunDirectory.create(config)
+    assert directory.score() == ACCURACY
+    score = Score("test_rmse", higher_is_better=False)
+    directory.save_score(score)
+    assert RunDirectory(directory.path).score() == score
+    assert resolve(directory.config()) == config
+    directory.config_file.write_text(json.dumps({"config": {}, "score": {"nme": 1}}))
+    with pytest.raises(InputError, match=r"score in config\.json is damaged"):
+        directory.score()
+
+
+def test_a_run_that_could_not_start_leaves_nothing(config):
+    directory = RunDirectory.create(config)
+    directory.abandon()
+    assert not directory.path.exists()
+    directory = RunDirectory.create(config)
+    directory.cut_back(None)
+    directory.append(line(0), ENTRIES)
+    directory.abandon()
+    assert directory.metrics() == [line(0)]
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "ledger.csv", "classes.csv", "result.json", "config.json"])
+def test_damage_is_named(config, name):
+    directory = RunDirectory.create(config)
+    (directory.path / name).write_text("round,client\n\x00[1,\n")
+    read = {
+        "metrics.jsonl": directory.metrics,
+        "ledger.csv": directory.ledger,
+        "classes.csv": directory.classes,
+        "result.json": directory.result,
+        "config.json": directory.config,
+    }[name]
+    with pytest.raises(InputError, match=name):
+        read()
+
+
+def test_other_software_is_told(config):
+    directory = RunDirectory.create(config)
+    written = json.loads(directory.config_file.read_text())
+    written["versions"]["torch"] = "1.0"
+    directory.config_file.write_text(json.dumps(written))
+    with pytest.warns(RunWarning, match=r"began with torch 1\.0"):
+        directory.warn_of_versions()
+
+
+def test_a_file_that_cannot_be_written_is_named_with_the_remedy(config):
+    directory = RunDirectory.create(config)
+    said = r"model\.safetensors cannot be written: No space left.*fsl-sage resume"
+    with pytest.raises(TrainingError, match=said), directory.writing():
+        raise OSError(28, "No space left on device", str(directory.model_file))
