@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
-from fsl_sage.engines.flower.site import Site
 from torch import Tensor
 
 from fsl_sage.config import AlignmentConfig, Config, DataConfig, ModelConfig
 from fsl_sage.deploy.app import agree, write_sites
+from fsl_sage.deploy.site import Site
 from fsl_sage.engines.dry import DryEngine
 from fsl_sage.engines.flower.contents import ABOUT, TENSORS, Assignment, pack, unpack
 from fsl_sage.engines.flower.inspection import Inspector, RejectedError

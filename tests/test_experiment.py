@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from fsl_sage.algorithms import resolve
 from fsl_sage.config import Config, load_preset
 from fsl_sage.engines.base import LostError
 from fsl_sage.errors import InputError, RunWarning, TrainingError
@@ -387,7 +388,7 @@ def test_the_run_directory(tiny):
     written = json.loads((result.directory / "config.json").read_text())
     assert written["config"]["alignment"]["steps"] == 2
     assert written["versions"]["torch"] == torch.__version__
-    assert RunDirectory(result.directory).config() == config
+    assert resolve(RunDirectory(result.directory).config()) == config
     lines = [json.loads(line) for line in (result.directory / "metrics.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines] == [0, 1]
     wanted = {"round", "test_accuracy", "test_loss", "train_loss", "bytes_total", "bytes_paper", "seconds",

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from fsl_sage.algorithms import resolve
 from fsl_sage.config import load_preset
 from fsl_sage.deploy.agreement import read_agreement
 from fsl_sage.errors import InputError
@@ -39,7 +40,7 @@ def test_a_preset_that_is_none_is_refused_in_a_sentence(tmp_path, kind):
     path = tmp_path / "mine.toml"
     path.write_bytes(TOML[kind].encode(errors="surrogateescape"))
     with pytest.raises(InputError) as caught:
-        load_preset(path)
+        resolve(load_preset(path))
     assert "mine.toml" in str(caught.value)
     assert len(str(caught.value)) < 2000
 
@@ -64,7 +65,7 @@ JSON = {
 def test_a_configuration_that_is_none_is_refused_in_a_sentence(tmp_path, kind):
     path = tmp_path / "config.json"
     path.write_bytes(JSON[kind].encode(errors="surrogateescape"))
-    for read in (lambda: RunDirectory(tmp_path).config(), lambda: read_agreement(path)):
+    for read in (lambda: resolve(RunDirectory(tmp_path).config()), lambda: read_agreement(path)):
         with pytest.raises(InputError) as caught:
             read()
         assert len(str(caught.value)) < 2000

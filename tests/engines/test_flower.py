@@ -509,7 +509,7 @@ def test_what_a_site_says_is_printed_short_and_in_one_line(honest):
 
 @pytest.mark.parametrize("algorithm", ["splitfed-ms", "splitfed-ss"])
 def test_algorithms_whose_clients_wait_are_refused(deploy, algorithm):
-    with pytest.raises(InputError, match=f"{algorithm} cannot run on Flower: .* --engine ray"):
+    with pytest.raises(InputError, match=f"{algorithm} cannot run on Flower with these options: .* --engine ray"):
         deploy(algorithm=algorithm)
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from fsl_sage import Batch, Config, InputError, Problem, Score, Task, cost, resume, run
+from fsl_sage.algorithms import find_algorithm, option_fields
 from fsl_sage.config import from_dict
 from fsl_sage.records.files import load_tensors
 from fsl_sage.records.run_directory import RunDirectory
@@ -80,9 +81,13 @@ class Housing(Problem):
 
 
 def configured(tmp_path, **changes):
-    values = {"clients": 3, "rounds": 8, "batch_size": 8, "upload_every": 2, "align_every": 2, "device": "cpu"}
+    values = {"algorithm": "fsl-sage", "clients": 3, "rounds": 8, "batch_size": 8, "device": "cpu"}
     more = {"optimizer": {"lr": 0.01}, "alignment": {"samples": 32, "steps": 5, "batch_size": 16}}
-    return from_dict({**values, **more, "out": str(tmp_path / "run"), **changes}, Config())
+    config = from_dict({**values, **more, "out": str(tmp_path / "run"), **changes}, Config())
+    own = {"upload_every": 2, "align_every": 2}
+    return replace(
+        config, options={name: own[name] for name in own.keys() & option_fields(find_algorithm(config.algorithm))}
+    )
 
 
 @pytest.mark.parametrize("algorithm", ["fsl-sage", "cse-fsl", "fedavg"])

@@ -9,6 +9,7 @@ from tests.texts import SHARED, needs_e2e, save_rows, save_tokenizer
 
 from fsl_sage.config import Config, DataConfig
 from fsl_sage.errors import InputError
+from fsl_sage.problems.make import make_problem
 from fsl_sage.problems.partition import partition
 from fsl_sage.problems.texts.e2e import encode_prompts, held_out_meanings, load_e2e, load_tokenizer
 from fsl_sage.problems.texts.texts import TextData, Texts
@@ -84,8 +85,8 @@ def test_by_restaurant_each_is_at_one_client(data: TextData) -> None:
 
 
 def test_images_have_no_restaurants() -> None:
-    with pytest.raises(InputError, match="restaurant is for e2e, not for cifar10"):
-        Config(data=DataConfig(name="cifar10", partition="restaurant"))
+    with pytest.raises(InputError, match="restaurant is not for cifar10: give iid"):
+        make_problem(Config(data=DataConfig(name="cifar10", partition="restaurant")))
 
 
 def test_a_meaning_comes_with_all_its_references(tmp_path: Path) -> None:
