@@ -54,7 +54,7 @@ class DryEngine(Engine):
 
     def uploads(self, t: int, id: int) -> list[Message]:
         """What a client that does not wait uploads in round t, as shapes."""
-        client = DryClient(id, self, Delivery({}, {}))
+        client = DryClient(id, self, Delivery(self.setup.initial, {}))
         return [_of_step(upload, client) for upload in self.setup.algorithm.local_round(client, t)]
 
     def update(self, t: int, id: int) -> Update:

@@ -1,6 +1,7 @@
 """A configuration seen as flat options: which of them a comparison varies, and which algorithms they concern."""
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from fsl_sage.algorithms import option_fields, resolve
@@ -14,6 +15,8 @@ IID = "iid"
 
 # What distinguishes the runs of a series, or says where and how a run was computed: never a setting.
 NO_SETTING = {"algorithm", "seed", "device", "threads", "data.dir", *NO_PART_OF_THE_RESULT}
+_SHARED = {HETEROGENEITY, *(each.name for each in fields(Config))}
+"""What all algorithms have; another name is an option of one that is not in the package."""
 _PARTITION = {"data.partition", "data.alpha", "data.shards_per_client"}
 
 
@@ -88,7 +91,7 @@ def concerns(algorithm: str, path: str) -> bool:
         return True
     if path in option_fields(kind):
         return path not in kind.not_compared
-    return not owners(path) and kind.reads(path)
+    return path.partition(".")[0] in _SHARED and not owners(path) and kind.reads(path)
 
 
 def has_option(algorithm: str, path: str) -> bool:
