@@ -22,6 +22,7 @@ ORACLES: dict[str, Callable[[Given], Found]] = {
     "splitfed-ss": splitfed_ss,
     "cse-fsl": cse_fsl,
     "fsl-sage": fsl_sage,
+    "heron-sfl": heron_sfl,
 }
 
 FAMILY: dict[str, Callable[[Given], Found]] = {

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -154,6 +155,7 @@ def given_for(
         auxiliary_weight_decay=optimizer.weight_decay if decay is None else decay,
         momentum=optimizer.momentum,
         **{name: value for name, value in own.items() if value is not None},
+        direction=partial(_direction, seed, setup),
         alignment=Alignment(
             samples=alignment.samples,
             batch_size=alignment.batch_size,
@@ -165,6 +167,14 @@ def given_for(
             keeps_optimizer=alignment.optimizer_state == "kept",
         ),
     )
+
+
+def _direction(seed: int, setup: Setup, t: int, client: int, step: int) -> torch.Tensor:
+    """HERON's u: normal numbers of the step's own seed over all trained weights, scaled to length 1."""
+    modules = (setup.modules[part] for part in ("client", "auxiliary"))
+    d = sum(weight.numel() for module in modules for weight in module.parameters())
+    normal = torch.randn(d, generator=generator(seed, "direction", client, t, step)).double()
+    return normal / normal.square().sum().sqrt()
 
 
 def _double(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """An oracle is worth what it notices: each of these faults, put into the package, must make the comparison fail."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 from fsl_sage import optimizers
 from fsl_sage.alignment.dataset import AlignmentData, Upload
 from fsl_sage.roles import averaging, f_server
+from fsl_sage.roles import client as client_role
 from fsl_sage.roles.client import Client
 from fsl_sage.roles.replica import Replica
 from fsl_sage.roles.s_server import SServer
@@ -95,13 +97,71 @@ def older_samples(patch: Patch) -> None:
     patch.setattr(AlignmentData, "add", one_late)
 
 
+def probe_moves_statistics(patch: Patch) -> None:
+    """The perturbed pass moves the running statistics too."""
+    patch.setattr(client_role, "untouched_statistics", lambda module: nullcontext())
+
+
+def one_direction_a_round(patch: Patch) -> None:
+    """All steps of a client's round go along the direction of the first."""
+    direction = Client.direction
+
+    def first(self: Client) -> torch.Tensor:
+        step, self.step_index = self.step_index, 0
+        u = direction(self)
+        self.step_index = step
+        return u
+
+    patch.setattr(Client, "direction", first)
+
+
+def longer_direction(patch: Patch) -> None:
+    """u is not of length 1."""
+    direction = Client.direction
+    patch.setattr(Client, "direction", lambda self: 1.001 * direction(self))
+
+
+def stays_moved(patch: Patch) -> None:
+    """After the perturbed pass the weights stay where they were moved to."""
+
+    @contextmanager
+    def moved(self: Client, u: torch.Tensor, by: float) -> Iterator[None]:
+        self.move(u, by)
+        yield
+
+    patch.setattr(Client, "moved", moved)
+
+
+def uploads_perturbed(patch: Patch) -> None:
+    """What goes up is of the perturbed pass."""
+    loss = Client.loss
+
+    def perturbed(self: Client, batch: object, part: str, *, leaves_trace: bool = True) -> object:
+        z, value = loss(self, batch, part, leaves_trace=leaves_trace)
+        if leaves_trace:
+            with self.moved(self.direction(), 1e-2):
+                z, _ = loss(self, batch, part, leaves_trace=False)
+        return z, value
+
+    patch.setattr(Client, "loss", perturbed)
+
+
+WITHOUT_BACKWARD: list[Callable[[Patch], None]] = [
+    probe_moves_statistics,
+    one_direction_a_round,
+    longer_direction,
+    stays_moved,
+    uploads_perturbed,
+]
 EVERYWHERE: list[Callable[[Patch], None]] = [lost_optimizer_state, moved_statistics, wrong_weight]
 AT_THE_S_SERVER: list[Callable[[Patch], None]] = [skipped_upload]
 IN_ALIGNMENT: list[Callable[[Patch], None]] = [scrambled_alignment, other_samples, older_samples]
+NO_FAULT = [("heron-sfl", lost_optimizer_state)]  # its clients have no optimizer state
 FAULTS = [
-    *((algorithm, fault) for algorithm in ORACLES for fault in EVERYWHERE),
+    *((algorithm, fault) for algorithm in ORACLES for fault in EVERYWHERE if (algorithm, fault) not in NO_FAULT),
     *((algorithm, fault) for algorithm in ORACLES if algorithm != "fedavg" for fault in AT_THE_S_SERVER),
     *(("fsl-sage", fault) for fault in IN_ALIGNMENT),
+    *(("heron-sfl", fault) for fault in WITHOUT_BACKWARD),
 ]
 
 

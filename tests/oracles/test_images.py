@@ -64,10 +64,11 @@ def test_optimizer(subject, algorithm, optimizer):
     check(subject(DIRICHLET, algorithm=algorithm, optimizer=own))
 
 
-@pytest.mark.parametrize("algorithm", ORACLES)
+@pytest.mark.parametrize("algorithm", [name for name in ORACLES if name != "heron-sfl"])
 def test_one_step_in_single_precision(subject, algorithm):
     """One local step, one step of the S-server for each client and one of the alignment, by SGD: Adam's first step is
-    the sign of the gradient, which rounding decides where that is near 0. Rounding of float32 is 6e-8 of a value."""
+    the sign of the gradient, which rounding decides where that is near 0. Rounding of float32 is 6e-8 of a value. HERON
+    divides the difference of two losses by a small number, which makes rounding much larger."""
     one = {"precision": "float32", "rounds": 1, "local_steps": 1, "optimizer": {"name": "sgd", "lr": 0.1}}
     config = subject(one, algorithm=algorithm, alignment={"optimizer": "sgd", "steps": 1, "lr": 0.1})
     check(config, tolerance=2e-6, bytes=False)

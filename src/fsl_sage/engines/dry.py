@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -94,6 +95,11 @@ class DryEngine(Engine):
                 self._smashed[key] = boundary_shapes(self.setup.modules["client"], batch.inputs)
         return self._smashed[key]
 
+    def trained_weights(self, t: int) -> int:
+        """The number of weights that a client trains in round t."""
+        modules = [self.setup.modules[part] for part in self.setup.algorithm.trained_in(t)]
+        return sum(weight.numel() for module in modules for weight in module.parameters() if weight.requires_grad)
+
     def evaluate(self, parts: Parts) -> dict[str, float]:
         """Nothing was computed."""
         return {}
@@ -163,6 +169,25 @@ class DryClient(ClientRole):
 
     def step(self) -> None:
         """Nothing is computed."""
+
+    def lr(self) -> float:
+        """Nothing is computed."""
+        return 0.0
+
+    def loss(self, batch: Batch, part: str, *, leaves_trace: bool = True) -> tuple[Smash, Tensor]:
+        """The boundary of a batch, and a number that is not known."""
+        return self.forward(batch), torch.empty((), device="meta")
+
+    def direction(self) -> Tensor:
+        """As long as there are weights."""
+        return torch.empty(self._engine.trained_weights(self.round), device="meta")
+
+    def moved(self, u: Tensor, by: float) -> AbstractContextManager[None]:
+        """Shapes stay."""
+        return nullcontext()
+
+    def move(self, u: Tensor, by: float | Tensor) -> None:
+        """Shapes stay."""
 
     def parameters(self, part: str) -> Mapping[str, Tensor]:
         """Shapes of the trained weights, with gradients of the same shapes."""

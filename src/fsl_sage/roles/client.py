@@ -1,14 +1,16 @@
 """The client: holds data and the client-side model, and takes the local steps."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fsl_sage.alignment.passes import Smash
 from fsl_sage.config import Config
+from fsl_sage.models.norm import untouched_statistics
 from fsl_sage.problems.base import Batch
 from fsl_sage.problems.batches import batch_indices, batch_sizes
 from fsl_sage.roles.protocols import ClientRole, Parts
@@ -111,10 +113,64 @@ class Client(ClientRole):
 
     def step(self) -> None:
         """One optimizer step of every part that this client trains."""
-        lr = self._lr(self.round, self.step_index)
-        for replica in self._parts.values():
-            if replica.optimizer is not None:
-                replica.step(lr)
+        for replica in self._trained():
+            replica.step(self.lr())
+
+    def lr(self) -> float:
+        """The learning rate of the batch at hand."""
+        return self._lr(self.round, self.step_index)
+
+    def _trained(self) -> list[Replica]:
+        return [replica for replica in self._parts.values() if replica.optimizer is not None]
+
+    # Steps without a backward pass
+
+    @torch.no_grad()
+    def loss(self, batch: Batch, part: str, *, leaves_trace: bool = True) -> tuple[Smash, Tensor]:
+        """z_f and the loss through a part behind the cut, in training mode, without a graph."""
+        task, passes, behind = self._settings.task, self._settings.passes, self._parts[part].module().train()
+        with ExitStack() as stack:
+            for module in () if leaves_trace else (self._parts["client"].module(), behind):
+                stack.enter_context(untouched_statistics(module))
+            z = self.forward(batch)
+            self._settings.seed_forward(f"dropout-{part}", self.id, self.round, self.step_index)
+            stack.enter_context(passes.autocast())
+            loss = task.loss(task.output(behind, z, batch.target), batch.target)
+        if leaves_trace:
+            self.losses.append(loss)
+        return z, loss
+
+    def direction(self) -> Tensor:
+        """u, a random direction of length 1 over all weights that this client trains, [d]: one for each step."""
+        weights = self._weights()
+        draw = generator(self._settings.config.seed, "direction", self.id, self.round, self.step_index)
+        normal = torch.randn(sum(weight.numel() for weight in weights), generator=draw, dtype=torch.float32)
+        normal = normal.to(weights[0])  # in float32 whatever the precision, so that every precision has the same
+        return normal / torch.linalg.vector_norm(normal)
+
+    @contextmanager
+    def moved(self, u: Tensor, by: float) -> Iterator[None]:
+        """Within it the weights are moved along u; afterwards they are what they were, to the bit."""
+        before = [weight.detach().clone() for weight in self._weights()]
+        self.move(u, by)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for weight, old in zip(self._weights(), before, strict=True):
+                    weight.copy_(old)
+
+    @torch.no_grad()
+    def move(self, u: Tensor, by: float | Tensor) -> None:
+        """Move the weights along u for good."""
+        weights = self._weights()
+        pieces = torch.split(u, [weight.numel() for weight in weights])
+        for weight, piece in zip(weights, pieces, strict=True):
+            weight.add_(by * piece.view(weight.shape))
+
+    def _weights(self) -> list[nn.Parameter]:
+        """All weights that this client trains, part by part."""
+        return [weight for replica in self._trained() for weight in replica.parameters().values()]
 
     def parameters(self, part: str) -> Mapping[str, Tensor]:
         """The trained weights of a part, with their gradients between `backward` and `step`."""

@@ -6,6 +6,7 @@ implement the same protocols, so mypy finds a method that one of them lacks.
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -105,6 +106,33 @@ class ClientRole(Protocol):
     @abstractmethod
     def step(self) -> None:
         """One optimizer step of every part that this client trains."""
+
+    @abstractmethod
+    def lr(self) -> float:
+        """The learning rate of the batch at hand."""
+
+    @abstractmethod
+    def loss(self, batch: Batch, part: str, *, leaves_trace: bool = True) -> tuple[Smash, Tensor]:
+        """z_f and the loss through a part behind the cut, in training mode, without a graph.
+
+        With `leaves_trace` the pass moves running statistics and its loss counts in the metrics, as in a step.
+        Dropout is the same in all passes of a batch.
+        """
+
+    @abstractmethod
+    def direction(self) -> Tensor:
+        """u, a random direction of length 1 over all weights that this client trains, [d]: one for each step.
+
+        It has the parts in the order of `Algorithm.holds`, and the weights of each in that of `parameters`.
+        """
+
+    @abstractmethod
+    def moved(self, u: Tensor, by: float) -> AbstractContextManager[None]:
+        """Within it the weights are moved along u; afterwards they are what they were, to the bit."""
+
+    @abstractmethod
+    def move(self, u: Tensor, by: float | Tensor) -> None:
+        """Move the weights along u for good."""
 
     @abstractmethod
     def parameters(self, part: str) -> Mapping[str, Tensor]:
