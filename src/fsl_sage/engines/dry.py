@@ -228,6 +228,13 @@ class DrySServer(SServerRole):
         """Cut gradients as large as the smashed data."""
         return _floating(smashed.smashed) if cut_gradient else ()
 
+    def join(self, client: int, smashed: Message, share: float) -> Smash:
+        """Cut gradients as large as the smashed data."""
+        return _floating(smashed.smashed)
+
+    def step(self, step: int) -> None:
+        """Nothing is computed."""
+
     def forward(self, client: int, smashed: Message, *, own_copy: bool = False) -> Smash:
         """What the module gives for shapes."""
         self._open[client] = smashed.smashed
@@ -236,6 +243,10 @@ class DrySServer(SServerRole):
     def backward(self, client: int, gradients: Message) -> Smash:
         """Cut gradients as large as the smashed data."""
         return _floating(self._open.pop(client))
+
+    def join_backward(self, client: int, gradients: Message, share: float) -> Smash:
+        """Cut gradients as large as the smashed data."""
+        return self.backward(client, gradients)
 
     def average_copies(self) -> None:
         """There are none."""

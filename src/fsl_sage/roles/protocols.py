@@ -164,12 +164,27 @@ class SServerRole(Protocol):
         """
 
     @abstractmethod
+    def join(self, client: int, smashed: Message, share: float) -> Smash:
+        """Add `share` times the gradient of an upload's mean loss to the next `step`; returns z_b of that mean loss.
+
+        Every upload passes the model by itself, so BatchNorm sees the clients' batches apart.
+        """
+
+    @abstractmethod
+    def step(self, step: int) -> None:
+        """One optimizer step on all that was joined; `step` is the local step that the learning rate goes by."""
+
+    @abstractmethod
     def forward(self, client: int, smashed: Message, *, own_copy: bool = False) -> Smash:
         """The first half of a step in a U-shape: what the client's head needs. `backward` is the second."""
 
     @abstractmethod
     def backward(self, client: int, gradients: Message) -> Smash:
         """The second half: backpropagate the gradients of the client's head, take the step, and return z_b."""
+
+    @abstractmethod
+    def join_backward(self, client: int, gradients: Message, share: float) -> Smash:
+        """The second half as a part of a joint step: what `join` is to `learn`."""
 
     @abstractmethod
     def average_copies(self) -> None:

@@ -93,12 +93,27 @@ class SServer(SServerRole):
         With `own_copy` the client has a server-side model of its own until `average_copies` (SplitFed-MS).
         """
         replica = self._copy(client) if own_copy else self._model
-        step = int(smashed.values["step"])
-        self._settings.seed_forward("dropout-s-server", client, self.round, step)
+        gradients = self._pass(replica, client, smashed, cut_gradient=cut_gradient)
+        replica.step(self._lr(self.round, int(smashed.values["step"])))
+        return gradients
+
+    def join(self, client: int, smashed: Message, share: float) -> Smash:
+        """Add `share` times the gradient of an upload's mean loss to the next `step`; returns z_b of that mean loss.
+
+        Every upload passes the model by itself, so BatchNorm sees the clients' batches apart.
+        """
+        with self._model.adding(share):
+            return self._pass(self._model, client, smashed, cut_gradient=True)
+
+    def step(self, step: int) -> None:
+        """One optimizer step on all that was joined; `step` is the local step that the learning rate goes by."""
+        self._model.step(self._lr(self.round, step))
+
+    def _pass(self, replica: Replica, client: int, smashed: Message, *, cut_gradient: bool) -> Smash:
+        self._settings.seed_forward("dropout-s-server", client, self.round, int(smashed.values["step"]))
         gradients, loss = self._settings.passes.learn(
             replica.module(), smashed.smashed, smashed.target, cut_gradient=cut_gradient
         )
-        replica.step(self._lr(self.round, step))
         self.losses.append(loss)
         return gradients
 
@@ -119,14 +134,25 @@ class SServer(SServerRole):
 
     def backward(self, client: int, gradients: Message) -> Smash:
         """The second half: backpropagate the gradients of the client's head, take the step, and return z_b."""
-        replica, inputs, features = self._open.pop(client)
-        roots = [tensor for tensor in features if tensor.requires_grad]
-        torch.autograd.backward(roots, list(gradients.cut_gradients))
+        replica, inputs = self._backward(client, gradients)
         if replica is not self._copies.get(client):
             self._model.take_gradients(replica)
             replica = self._model
         replica.step(self._lr(self.round, int(gradients.values["step"])))
         return gradients_of(inputs)
+
+    def join_backward(self, client: int, gradients: Message, share: float) -> Smash:
+        """The second half as a part of a joint step: what `join` is to `learn`."""
+        with self._model.adding(share):
+            replica, inputs = self._backward(client, gradients)
+            self._model.take_gradients(replica)
+        return gradients_of(inputs)
+
+    def _backward(self, client: int, gradients: Message) -> tuple[Replica, list[Tensor]]:
+        replica, inputs, features = self._open.pop(client)
+        roots = [tensor for tensor in features if tensor.requires_grad]
+        torch.autograd.backward(roots, list(gradients.cut_gradients))
+        return replica, inputs
 
     def _copy(self, client: int) -> Replica:
         if client not in self._copies:
