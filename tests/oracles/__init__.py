@@ -23,6 +23,7 @@ ORACLES: dict[str, Callable[[Given], Found]] = {
     "cse-fsl": cse_fsl,
     "fsl-sage": fsl_sage,
     "heron-sfl": heron_sfl,
+    "fedgkt": fedgkt,
 }
 
 FAMILY: dict[str, Callable[[Given], Found]] = {

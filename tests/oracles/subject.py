@@ -18,11 +18,12 @@ from fsl_sage.experiment.setup import make_setup
 from fsl_sage.models.conv import Conv2d
 from fsl_sage.models.layout import AdaptiveAvgPool2d
 from fsl_sage.models.norm import BatchNorm2d
+from fsl_sage.problems.batches import batch_indices
 from fsl_sage.roles import s_server
 from fsl_sage.roles.client import local_order
 from fsl_sage.seeding import generator
 from fsl_sage.wire.paths import below
-from tests.oracles.given import Alignment, Found, Given, Tensors
+from tests.oracles.given import Alignment, Distillation, Found, Given, Tensors
 
 
 class TinyResNet(nn.Module):
@@ -92,8 +93,18 @@ def _found(federation: Federation, engine: LocalEngine) -> Found:
             own = below("own/auxiliary/", engine._clients.get(client, {}))
             waiting = federation.post.waiting.get(client, {}).get("auxiliary", {})
             auxiliaries[client] = {**common, **own, **waiting}
+    clients: dict[int, Tensors] = {}
+    if "client" in setup.algorithm.own_parts:
+        for client in range(setup.settings.config.clients):
+            own = below("own/client/", engine._clients.get(client, {}))
+            clients[client] = {**setup.initial["client"], **own}
+    logits = {
+        (client, place): row[None]
+        for client, mail in federation.post.waiting.items()
+        for place, row in enumerate(mail.get("logits", {}).get("logits", ()))
+    }
     books = {(entry.round, entry.client, entry.direction, entry.kind): entry.bytes for entry in entries}
-    return Found(weights["client"], weights["server"], auxiliaries, books)
+    return Found(weights.get("client", {}), weights["server"], auxiliaries, books, clients=clients, logits=logits)
 
 
 @contextmanager
@@ -137,6 +148,8 @@ def given_for(
     optimizer, alignment = config.optimizer, config.alignment
     decay = optimizer.auxiliary_weight_decay
     own = all_options(setup.algorithm.options)
+    if config.algorithm == "fedgkt":
+        own = {"distillation": _distillation(config, setup, cohorts, own)}
     return Given(
         parts=parts,
         initial={part: {name: _double(x) for name, x in setup.initial[part].items()} for part in parts},
@@ -169,6 +182,30 @@ def given_for(
     )
 
 
+def _distillation(config: Config, setup: Setup, cohorts: list[list[int]], own: dict[str, Any]) -> Distillation:
+    """FedGKT's examples, known by (client, place among its own), and the batches of clients and S-server."""
+    own = dict(own)
+    epochs, examples = own.pop("server_epochs"), {}
+    for client, indices in enumerate(setup.examples):
+        for place in range(len(indices)):
+            batch = setup.settings.task.training_batch(indices[place : place + 1], torch.Generator())
+            examples[client, place] = (batch.inputs.double(), batch.target)
+    client_batches, server_batches = {}, {}
+    for t, cohort in enumerate(cohorts):
+        for client in cohort:
+            order = local_order(len(setup.examples[client]), config, client, t)
+            client_batches[t, client] = [places.tolist() for places in order]
+        there = [(client, place) for client in cohort for place in range(len(setup.examples[client]))]
+        server_batches[t] = [
+            [there[place] for place in places.tolist()]
+            for epoch in range(epochs)
+            for places in batch_indices(
+                len(there), config.batch_size, generator(config.seed, "server order", round=t, step=epoch)
+            )
+        ]
+    return Distillation(examples, client_batches, server_batches, **own)
+
+
 def _direction(seed: int, setup: Setup, t: int, client: int, step: int) -> torch.Tensor:
     """HERON's u: normal numbers of the step's own seed over all trained weights, scaled to length 1."""
     modules = (setup.modules[part] for part in ("client", "auxiliary"))
@@ -184,8 +221,11 @@ def _double(tensor: torch.Tensor) -> torch.Tensor:
 def compare(found: Found, expected: Found, *, tolerance: float = 1e-9, bytes: bool = True) -> None:
     """The same weights to `tolerance` of each tensor's largest value (at least 1), and exactly the same bytes."""
     assert found.auxiliaries.keys() == expected.auxiliaries.keys()
+    assert found.logits.keys() == expected.logits.keys()
     pairs = {"client": (found.client, expected.client), "server": (found.server, expected.server)}
     pairs |= {f"auxiliary of {n}": (own, expected.auxiliaries[n]) for n, own in found.auxiliaries.items()}
+    pairs |= {f"client part of {n}": (own, expected.clients[n]) for n, own in found.clients.items()}
+    pairs |= {f"logits of {n}": ({"logits": own}, {"logits": expected.logits[n]}) for n, own in found.logits.items()}
     for what, (own, wanted) in pairs.items():
         assert own.keys() == wanted.keys(), what
         for name, tensor in own.items():

@@ -5,9 +5,12 @@ from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
+from torch.nn import functional
 
 from fsl_sage import optimizers
+from fsl_sage.algorithms.fedgkt import FedGKT
 from fsl_sage.alignment.dataset import AlignmentData, Upload
+from fsl_sage.problems.base import Batch
 from fsl_sage.roles import averaging, f_server
 from fsl_sage.roles import client as client_role
 from fsl_sage.roles.client import Client
@@ -153,15 +156,67 @@ WITHOUT_BACKWARD: list[Callable[[Patch], None]] = [
     stays_moved,
     uploads_perturbed,
 ]
+
+
+def logits_by_place_in_batch(patch: Patch) -> None:
+    """An example is taught by the logits of another one that had its place in a batch."""
+    patch.setattr(torch, "searchsorted", lambda known, wanted: torch.arange(len(wanted)))
+
+
+def features_in_training_mode(patch: Patch) -> None:
+    """What a client sends is computed with the statistics of the batch."""
+
+    def infer(self: Client, batch: Batch, part: str) -> tuple[object, object]:
+        with torch.no_grad():
+            z = self.forward(batch)
+            return z, self.output(part, *z)
+
+    patch.setattr(Client, "infer", infer)
+
+
+def divergence_without_square(patch: Patch) -> None:
+    """The divergence is not multiplied by the temperature's square."""
+    divergence = FedGKT._divergence
+    patch.setattr(FedGKT, "_divergence", lambda self, *args: divergence(self, *args) / self.options.temperature**2)
+
+
+def divergence_the_other_way(patch: Patch) -> None:
+    """KL(student || teacher)."""
+    kl_div = functional.kl_div
+    patch.setattr(functional, "kl_div", lambda student, teacher, **options: kl_div(teacher, student, **options))
+
+
+def never_taught(patch: Patch) -> None:
+    """A client does not look at the server's logits."""
+    patch.setattr(FedGKT, "on_download", lambda self, client, message: None)
+
+
+BY_LOGITS: list[Callable[[Patch], None]] = [
+    logits_by_place_in_batch,
+    features_in_training_mode,
+    divergence_without_square,
+    divergence_the_other_way,
+    never_taught,
+]
 EVERYWHERE: list[Callable[[Patch], None]] = [lost_optimizer_state, moved_statistics, wrong_weight]
 AT_THE_S_SERVER: list[Callable[[Patch], None]] = [skipped_upload]
 IN_ALIGNMENT: list[Callable[[Patch], None]] = [scrambled_alignment, other_samples, older_samples]
-NO_FAULT = [("heron-sfl", lost_optimizer_state)]  # its clients have no optimizer state
+NO_FAULT = [
+    ("heron-sfl", lost_optimizer_state),  # its clients have no optimizer state
+    ("fedgkt", wrong_weight),  # nothing is averaged
+    ("fedgkt", skipped_upload),  # its S-server does not learn from single uploads
+]
 FAULTS = [
     *((algorithm, fault) for algorithm in ORACLES for fault in EVERYWHERE if (algorithm, fault) not in NO_FAULT),
-    *((algorithm, fault) for algorithm in ORACLES if algorithm != "fedavg" for fault in AT_THE_S_SERVER),
+    *(
+        (algorithm, fault)
+        for algorithm in ORACLES
+        for fault in AT_THE_S_SERVER
+        if algorithm != "fedavg" and (algorithm, fault) not in NO_FAULT
+    ),
     *(("fsl-sage", fault) for fault in IN_ALIGNMENT),
     *(("heron-sfl", fault) for fault in WITHOUT_BACKWARD),
+    *(("fedgkt", fault) for fault in BY_LOGITS),
 ]
 
 

@@ -1,5 +1,7 @@
 """Every algorithm on images against its oracle: weights in float64 to 1e-9, auxiliaries too, and exactly its bytes."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -35,6 +37,8 @@ OPTIONS = {
 
 
 def check(config, *, tolerance=1e-9, bytes=True):
+    if config.algorithm == "fedgkt":  # its examples are known by number, not as a batch has augmented them
+        config = replace(config, data=replace(config.data, augment=False))
     setup, found, orders = run_of(config)
     parts = {part: PARTS[part] for part in setup.initial}
     given = given_for(config, setup, orders, parts, image_loss, image_terms)
@@ -64,11 +68,12 @@ def test_optimizer(subject, algorithm, optimizer):
     check(subject(DIRICHLET, algorithm=algorithm, optimizer=own))
 
 
-@pytest.mark.parametrize("algorithm", [name for name in ORACLES if name != "heron-sfl"])
+@pytest.mark.parametrize("algorithm", [name for name in ORACLES if name not in {"heron-sfl", "fedgkt"}])
 def test_one_step_in_single_precision(subject, algorithm):
     """One local step, one step of the S-server for each client and one of the alignment, by SGD: Adam's first step is
     the sign of the gradient, which rounding decides where that is near 0. Rounding of float32 is 6e-8 of a value. HERON
-    divides the difference of two losses by a small number, which makes rounding much larger."""
+    divides the difference of two losses by a small number, which makes rounding much larger; the S-server of FedGKT
+    takes ten steps."""
     one = {"precision": "float32", "rounds": 1, "local_steps": 1, "optimizer": {"name": "sgd", "lr": 0.1}}
     config = subject(one, algorithm=algorithm, alignment={"optimizer": "sgd", "steps": 1, "lr": 0.1})
     check(config, tolerance=2e-6, bytes=False)

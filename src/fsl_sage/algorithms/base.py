@@ -51,6 +51,9 @@ class Algorithm(ABC):
     """The parts of the model that the F-server averages: client, auxiliary, server."""
     holds: tuple[str, ...] = ("client",)
     """The parts that a client holds."""
+    own_parts: tuple[str, ...] = ()
+    """The parts that each client trains for itself. They are never averaged, so there is no merged model: it is
+    evaluated as the mean over the clients, each with its own parts."""
     takes_two_cuts: bool = False
     """Whether it can run a U-shape, whose last part, the head, is back at the client."""
     has_s_server: bool = True
@@ -126,8 +129,8 @@ class Algorithm(ABC):
         return self.averaged
 
     def trained_in(self, t: int) -> tuple[str, ...]:
-        """The parts that a client trains in round t: those that are averaged."""
-        return self.averaged_in(t)
+        """The parts that a client trains in round t: those that are averaged, and its own."""
+        return (*self.averaged_in(t), *self.own_parts)
 
     def waits_in(self, t: int) -> bool:
         """Whether clients wait for the S-server's replies in round t."""

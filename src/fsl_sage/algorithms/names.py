@@ -9,6 +9,7 @@ from pathlib import Path
 from fsl_sage.algorithms.base import Algorithm
 from fsl_sage.algorithms.cse_fsl import CSEFSL
 from fsl_sage.algorithms.fedavg import FedAvg
+from fsl_sage.algorithms.fedgkt import FedGKT
 from fsl_sage.algorithms.fsl_sage import FSLSAGE, LazyFSLSAGE
 from fsl_sage.algorithms.heron_sfl import HERONSFL
 from fsl_sage.algorithms.splitfed_ms import SplitFedMS
@@ -24,6 +25,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "splitfed-ss": SplitFedSS,
     "fedavg": FedAvg,
     "heron-sfl": HERONSFL,
+    "fedgkt": FedGKT,
 }
 
 

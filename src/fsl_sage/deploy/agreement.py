@@ -23,11 +23,16 @@ def check(config: Config, agreement: Agreement) -> None:
     """Refuse what cannot run on Flower, with the reason."""
     algorithm = make_algorithm(config)
     if any(algorithm.waits_in(t) for t in range(config.rounds)):
-        others = [name for name, kind in ALGORITHMS.items() if not kind.waits]
+        others = [name for name, kind in ALGORITHMS.items() if not kind.waits and not kind.own_parts]
         raise InputError(
             f"{config.algorithm} cannot run on Flower with these options: its clients wait for {algorithm.waits_for}, "
             "and Flower starts a process for every message. Run it with --engine ray; of the algorithms "
             f"{', '.join(others)} wait for nothing unless an option says so."
+        )
+    if algorithm.own_parts:
+        raise InputError(
+            f"{config.algorithm} cannot run on Flower: the evaluation would need every site's own part of the model, "
+            "which does not leave it. Run it with --engine ray."
         )
     if config.model.batch_norm == "local":
         raise InputError(

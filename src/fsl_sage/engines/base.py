@@ -144,8 +144,8 @@ class Engine(ABC):
         """Metrics of the merged model on the test set."""
 
     @abstractmethod
-    def local_tensors(self) -> list[Parts]:
-        """For each client that has any, what of averaged parts it keeps for itself (local BatchNorm statistics)."""
+    def local_tensors(self) -> dict[int, Parts]:
+        """By client that has taken part: its own parts, and its own tensors of averaged parts (local BatchNorm)."""
 
     @abstractmethod
     def state(self) -> Tensors:

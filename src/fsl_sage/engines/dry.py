@@ -27,12 +27,30 @@ Shapes = tuple[torch.Size, ...]
 """Of a batch's inputs."""
 
 
+class Outputs:
+    """What parts give for shapes: a pass for each shape, however many batches there are."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        self._known: dict[tuple[str, Shapes], Any] = {}
+
+    @torch.no_grad()
+    def of(self, part: str, *inputs: Tensor) -> Any:
+        """The output of a part for these inputs."""
+        key = part, tuple(tensor.shape for tensor in inputs)
+        if key not in self._known:
+            with self._setup.settings.passes.autocast():
+                self._known[key] = self._setup.modules[part](*inputs)
+        return self._known[key]
+
+
 class DryEngine(Engine):
     """Modules and tensors on the meta device: shapes without numbers."""
 
     def __init__(self, setup: Setup, smashed: dict[Shapes, Smash] | None = None) -> None:
         """`smashed`, by the inputs' shapes, is filled; setups that differ in the algorithm alone may share it."""
         self.setup = setup
+        self.outputs = Outputs(setup)
         has_s_server = setup.algorithm.has_s_server
         self.server = self._server = HostedServer(setup, DrySServer(setup)) if has_s_server else NoServer()
         self._smashed = {} if smashed is None else smashed
@@ -104,9 +122,9 @@ class DryEngine(Engine):
         """Nothing was computed."""
         return {}
 
-    def local_tensors(self) -> list[Parts]:
+    def local_tensors(self) -> dict[int, Parts]:
         """Nothing was computed."""
-        return []
+        return {}
 
     def state(self) -> Tensors:
         """A dry run is not resumed."""
@@ -143,14 +161,31 @@ class DryClient(ClientRole):
             self.step_index = step
             yield replace(self._engine.batch(indices), examples=indices)
 
+    def own_examples(self) -> Iterator[Batch]:
+        """Batches of the right sizes."""
+        for chosen in torch.split(self.examples, self._engine.setup.settings.config.batch_size):
+            self.step_index += 1
+            yield replace(self._engine.batch(chosen), examples=chosen)
+
     def forward(self, batch: Batch) -> Smash:
         """The boundary of a batch."""
         return self._engine.smashed(batch)
 
     def output(self, part: str, *inputs: Tensor) -> Any:
         """What the part's module gives for shapes."""
-        with self._engine.setup.settings.passes.autocast():
-            return self._engine.setup.modules[part](*inputs)
+        return self._engine.outputs.of(part, *inputs)
+
+    def infer(self, batch: Batch, part: str) -> tuple[Smash, Any]:
+        """The boundary of a batch, and what the part's module gives for it."""
+        z = self.forward(batch)
+        return z, self.output(part, *z)
+
+    def task_loss(self, output: Any, target: Mapping[str, Tensor]) -> Tensor:
+        """A number that is not known."""
+        return torch.empty((), device="meta")
+
+    def minimise(self, loss: Tensor) -> None:
+        """Nothing is computed."""
 
     def auxiliary_gradient(self, z: Smash, target: Mapping[str, Tensor]) -> Smash:
         """As large as what it is the gradient of."""
@@ -218,6 +253,8 @@ class DrySServer(SServerRole):
         self._initial = setup.initial
         self._module = setup.modules["server"]
         self._open: dict[int, Smash] = {}
+        self._kept: dict[int, list[Message]] = {}
+        self._outputs = Outputs(setup)
 
     def begin(self, t: int) -> None:
         """Round t starts."""
@@ -247,6 +284,30 @@ class DrySServer(SServerRole):
     def join_backward(self, client: int, gradients: Message, share: float) -> Smash:
         """Cut gradients as large as the smashed data."""
         return self.backward(client, gradients)
+
+    def output(self, *z: Tensor) -> Any:
+        """What the module gives for shapes."""
+        return self._outputs.of("server", *z)
+
+    def infer(self, *z: Tensor) -> Any:
+        """What the module gives for shapes."""
+        return self._outputs.of("server", *z)
+
+    def task_loss(self, output: Any, target: Mapping[str, Tensor]) -> Tensor:
+        """A number that is not known."""
+        return torch.empty((), device="meta")
+
+    def minimise(self, loss: Tensor, share: float) -> None:
+        """Nothing is computed."""
+
+    def keep(self, client: int, upload: Message) -> None:
+        """Shapes are kept as arrays are."""
+        self._kept.setdefault(client, []).append(upload)
+
+    def take_kept(self) -> dict[int, list[Message]]:
+        """By client, in order."""
+        kept, self._kept = self._kept, {}
+        return dict(sorted(kept.items()))
 
     def average_copies(self) -> None:
         """There are none."""

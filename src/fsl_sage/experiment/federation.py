@@ -54,11 +54,11 @@ class Federation:
         # The group that begins the next round gets the last average; the others get theirs when their turn comes.
         self.post.broadcast(t, [client for client in groups[0] if client in present], self._newest(averaged))
         server = self.engine.server
-        losses = _losses(updates, server.take_loss(), t)
         # 5. The S-server aligns, if it is time to.
         held_out = server.fidelity()
         for client, message in server.end_of_round(t):
             self.post.send(t, client, message, present=client in present)
+        losses = _losses(updates, server.take_loss(), t)
         remarks = server.remarks()
         seen = server.fidelity(seen=True) if remarks["aligned"] else None
         self._check_finite(t)
@@ -139,7 +139,7 @@ class Federation:
         return parts
 
     def evaluate(self) -> dict[str, float]:
-        """Metrics of the merged model; where statistics stay local, their mean over the clients each with its own."""
+        """Metrics of the merged model; where clients keep parts or statistics, the mean over them each with its own."""
         weights = self.weights()
         scores = self._evaluate(weights)
         if self.setup.settings.config.model.recalibrate and (server := self.engine.server.recalibrated()) is not None:
@@ -148,16 +148,24 @@ class Federation:
         return scores
 
     def _evaluate(self, weights: Parts) -> dict[str, float]:
-        if not self.setup.settings.stays_local:
+        if not self.setup.settings.stays_local and not self.setup.algorithm.own_parts:
             return self.engine.evaluate(weights)
-        scores = [self.engine.evaluate(_overlay(weights, own)) for own in self.engine.local_tensors()]
+        scores = [self.engine.evaluate(_overlay(weights, own)) for own in self.engine.local_tensors().values()]
         return {name: sum(score[name] for score in scores) / len(scores) for name in scores[0]}
 
     def merged(self) -> Tensors:
-        """The ordinary unsplit model's state; statistics that stay local are represented by their average."""
+        """The ordinary unsplit model's state; statistics that stay local are represented by their average.
+
+        Where clients have parts of their own there is no such model, but `server/NAME` and `clients/ID/PART/NAME`.
+        """
         weights = self.weights()
+        if self.setup.algorithm.own_parts:
+            clients = {
+                f"clients/{id}/{part}": x for id, own in self.engine.local_tensors().items() for part, x in own.items()
+            }
+            return flat({**weights, **clients})
         if self.setup.settings.stays_local:
-            local = self.engine.local_tensors()
+            local = list(self.engine.local_tensors().values())
             for part in local[0]:
                 weights[part] = {**weights[part], **average([own[part] for own in local], [1.0] * len(local))}
         parts = [weights[part] for part in ("client", "server", "head") if part in weights]
@@ -180,7 +188,7 @@ class Federation:
 
 
 def _overlay(weights: Parts, own: Parts) -> dict[str, Tensors]:
-    return {part: {**tensors, **own.get(part, {})} for part, tensors in weights.items()}
+    return {part: {**weights.get(part, {}), **own.get(part, {})} for part in {**weights, **own}}
 
 
 def draw_cohort(config: Config, t: int) -> list[int]:

@@ -69,13 +69,39 @@ class Client(ClientRole):
             chosen = self.examples[indices]
             yield replace(self._settings.task.training_batch(chosen, augmentation), examples=chosen)
 
+    def own_examples(self) -> Iterator[Batch]:
+        """All examples of this client once, in their order and as they are; each batch is one more step."""
+        for chosen in torch.split(self.examples, self._settings.config.batch_size):
+            self.step_index += 1
+            yield replace(self._settings.task.plain_batch(chosen), examples=chosen)
+
     def forward(self, batch: Batch) -> Smash:
         """z_f, the smashed data, with the graph that `backward` will need."""
-        module = self._parts["client"].module().train()
         self._settings.seed_forward("dropout-client", self.id, self.round, self.step_index)
+        return self._smashed(self._parts["client"].module().train(), batch)
+
+    def _smashed(self, module: nn.Module, batch: Batch) -> Smash:
         with self._settings.passes.autocast():
-            output = module(**batch.inputs) if isinstance(batch.inputs, Mapping) else module(batch.inputs)
-        return boundary(output)
+            return boundary(module(**batch.inputs) if isinstance(batch.inputs, Mapping) else module(batch.inputs))
+
+    @torch.no_grad()
+    def infer(self, batch: Batch, part: str) -> tuple[Smash, Any]:
+        """z_f, and what a part behind the cut gives for it: in evaluation mode, without a graph."""
+        client, behind = (self._parts[name].module().eval() for name in ("client", part))
+        z = self._smashed(client, batch)
+        with self._settings.passes.autocast():
+            return z, behind(*z)
+
+    def task_loss(self, output: Any, target: Mapping[str, Tensor]) -> Tensor:
+        """The task's mean loss of an output, with its graph. It counts in the metrics."""
+        loss = self._settings.task.loss(output, target)
+        self.losses.append(loss.detach())
+        return loss
+
+    def minimise(self, loss: Tensor) -> None:
+        """Backpropagate any loss, and take one optimizer step of every part that this client trains."""
+        torch.autograd.backward(loss)
+        self.step()
 
     def output(self, part: str, *inputs: Tensor) -> Any:
         """What a part that this client holds gives for these inputs, with its graph, in training mode."""

@@ -77,6 +77,13 @@ class ClientRole(Protocol):
         """The mini-batches of round t: E epochs in random order, or K steps."""
 
     @abstractmethod
+    def own_examples(self) -> Iterator[Batch]:
+        """All examples of this client once, in their order and as they are: not shuffled, not augmented.
+
+        Each batch counts as one more step of the round.
+        """
+
+    @abstractmethod
     def forward(self, batch: Batch) -> Smash:
         """z_f, the smashed data, with the graph that `backward` will need."""
 
@@ -86,6 +93,18 @@ class ClientRole(Protocol):
 
         Any loss of it may be taken and differentiated; `step` then trains the part.
         """
+
+    @abstractmethod
+    def infer(self, batch: Batch, part: str) -> tuple[Smash, Any]:
+        """z_f, and what a part behind the cut gives for it: in evaluation mode, without a graph."""
+
+    @abstractmethod
+    def task_loss(self, output: Any, target: Mapping[str, Tensor]) -> Tensor:
+        """The task's mean loss of an output, with its graph. It counts in the metrics."""
+
+    @abstractmethod
+    def minimise(self, loss: Tensor) -> None:
+        """Backpropagate any loss, and take one optimizer step of every part that this client trains."""
 
     @abstractmethod
     def auxiliary_gradient(self, z: Smash, target: Mapping[str, Tensor]) -> Smash:
@@ -187,12 +206,36 @@ class SServerRole(Protocol):
         """The second half as a part of a joint step: what `join` is to `learn`."""
 
     @abstractmethod
+    def output(self, *z: Tensor) -> Any:
+        """What the server part gives for smashed data, with its graph, in training mode."""
+
+    @abstractmethod
+    def infer(self, *z: Tensor) -> Any:
+        """The same in evaluation mode, without a graph."""
+
+    @abstractmethod
+    def task_loss(self, output: Any, target: Mapping[str, Tensor]) -> Tensor:
+        """The task's mean loss of an output, with its graph. It counts in the metrics."""
+
+    @abstractmethod
+    def minimise(self, loss: Tensor, share: float) -> None:
+        """Backpropagate any loss and take one optimizer step; `share` of the round's steps, 0 to 1, lie before it."""
+
+    @abstractmethod
+    def keep(self, client: int, upload: Message) -> None:
+        """Keep an upload until `take_kept`, which an algorithm calls before the round is over."""
+
+    @abstractmethod
+    def take_kept(self) -> dict[int, list[Message]]:
+        """By client, in order, the uploads that were kept. They are forgotten."""
+
+    @abstractmethod
     def average_copies(self) -> None:
         """Put the mean of the clients' own server-side models in their place."""
 
     @abstractmethod
     def drop(self, client: int) -> None:
-        """A client has failed in this round: its own server-side model and its open step are forgotten."""
+        """A client has failed in this round: its own server-side model, open step and kept uploads are forgotten."""
 
     @abstractmethod
     def remember(self, client: int, smashed: Message) -> None:

@@ -84,6 +84,7 @@ class SServer(SServerRole):
         self.skipped: dict[str, str] = {}
         """By client ("pooled" for the one of all), why an alignment of this round gave nothing."""
         self.left: list[tuple[int, Message]] = []
+        self._kept: dict[int, list[Message]] = {}
 
     # Learning
 
@@ -154,6 +155,37 @@ class SServer(SServerRole):
         torch.autograd.backward(roots, list(gradients.cut_gradients))
         return replica, inputs
 
+    def output(self, *z: Tensor) -> Any:
+        """What the server part gives for smashed data, with its graph, in training mode."""
+        with self._settings.passes.autocast():
+            return self._model.module().train()(*z)
+
+    @torch.no_grad()
+    def infer(self, *z: Tensor) -> Any:
+        """The same in evaluation mode, without a graph."""
+        with self._settings.passes.autocast():
+            return self._model.module().eval()(*z)
+
+    def task_loss(self, output: Any, target: Mapping[str, Tensor]) -> Tensor:
+        """The task's mean loss of an output, with its graph. It counts in the metrics."""
+        loss = self._settings.task.loss(output, target)
+        self.losses.append(loss.detach())
+        return loss
+
+    def minimise(self, loss: Tensor, share: float) -> None:
+        """Backpropagate any loss and take one optimizer step; `share` of the round's steps, 0 to 1, lie before it."""
+        torch.autograd.backward(loss)
+        self.step(int(share * self._lr.steps))
+
+    def keep(self, client: int, upload: Message) -> None:
+        """Keep an upload until `take_kept`, which an algorithm calls before the round is over."""
+        self._kept.setdefault(client, []).append(upload)
+
+    def take_kept(self) -> dict[int, list[Message]]:
+        """By client, in order, the uploads that were kept. They are forgotten."""
+        kept, self._kept = self._kept, {}
+        return dict(sorted(kept.items()))
+
     def _copy(self, client: int) -> Replica:
         if client not in self._copies:
             slots = self._workbench.slots["server"]
@@ -166,7 +198,8 @@ class SServer(SServerRole):
         return self._copies[client]
 
     def drop(self, client: int) -> None:
-        """A client has failed in this round: its own server-side model and its open step are forgotten."""
+        """A client has failed in this round: its own server-side model, open step and kept uploads are forgotten."""
+        self._kept.pop(client, None)
         self._copies.pop(client, None)
         self._open.pop(client, None)
 

@@ -15,6 +15,7 @@ AUXILIARY = "auxiliary"
 ACTIVATIONS = "activations"
 LABELS = "labels"
 CUT_GRADIENTS = "cut gradients"
+LOGITS = "logits"
 FIRST_DOWNLOAD = "first download"
 
 

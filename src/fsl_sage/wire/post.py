@@ -62,10 +62,13 @@ class Post:
                 self._pay(t, client, kind, tensors)
 
     def _introduce(self, t: int, client: int, download: Download) -> None:
-        """Send a client its first download. In round 0 only what was averaged in it already is not part of that."""
+        """Send a client its first download. In round 0 only what was averaged in it already is not part of that.
+
+        Where nothing is ever averaged there is no model of today: all is a first download, whenever a client comes.
+        """
         # What waits for the client takes the place of what it would else hold, and is sent with the messages.
         held = {kind: x for kind, x in download.held.parts.items() if kind not in self.waiting.get(client, {})}
-        if t > 0:
+        if t > 0 and download.newest.parts:
             self.link.down(t, client, Message({FIRST_DOWNLOAD: download.frozen, **held}))
             return
         now = {} if self.version == INITIAL else download.newest.parts
@@ -76,7 +79,7 @@ class Post:
             if name not in now.get(kind, {})
         }
         frozen = {f"frozen/{name}": tensor for name, tensor in download.frozen.items()}
-        self.link.down(BEFORE, client, Message({FIRST_DOWNLOAD: {**first, **frozen}}))
+        self.link.down(t or BEFORE, client, Message({FIRST_DOWNLOAD: {**first, **frozen}}))
         self.link.down(t, client, Message(now))
 
     def renew(self) -> None:
