@@ -31,7 +31,7 @@ from tests.texts import save_all
 
 pytestmark = pytest.mark.slow
 
-NAMES = ["fsl-sage", "cse-fsl", "splitfed-ms", "splitfed-ss", "fedavg", "heron-sfl", "fedgkt"]
+NAMES = ["fsl-sage", "cse-fsl", "splitfed-ms", "splitfed-ss", "fedavg", "heron-sfl", "fedgkt", "locfedmix-sl"]
 
 
 @pytest.fixture(scope="module")

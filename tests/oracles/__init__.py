@@ -24,6 +24,7 @@ ORACLES: dict[str, Callable[[Given], Found]] = {
     "fsl-sage": fsl_sage,
     "heron-sfl": heron_sfl,
     "fedgkt": fedgkt,
+    "locfedmix-sl": locfedmix_sl,
 }
 
 FAMILY: dict[str, Callable[[Given], Found]] = {

@@ -1,6 +1,6 @@
 """The package's side of a comparison with an oracle: a run of its own, and what an oracle must be handed for it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from fsl_sage.models.norm import BatchNorm2d
 from fsl_sage.problems.batches import batch_indices
 from fsl_sage.roles import s_server
 from fsl_sage.roles.client import local_order
-from fsl_sage.seeding import generator
+from fsl_sage.seeding import generator, numpy_generator
 from fsl_sage.wire.paths import below
 from tests.oracles.given import Alignment, Distillation, Found, Given, Tensors
 
@@ -104,7 +104,16 @@ def _found(federation: Federation, engine: LocalEngine) -> Found:
         for place, row in enumerate(mail.get("logits", {}).get("logits", ()))
     }
     books = {(entry.round, entry.client, entry.direction, entry.kind): entry.bytes for entry in entries}
-    return Found(weights.get("client", {}), weights["server"], auxiliaries, books, clients=clients, logits=logits)
+    decoders = dict.fromkeys(range(setup.settings.config.clients), weights["decoder"]) if "decoder" in weights else {}
+    return Found(
+        weights.get("client", {}),
+        weights["server"],
+        auxiliaries,
+        books,
+        clients=clients,
+        decoders=decoders,
+        logits=logits,
+    )
 
 
 @contextmanager
@@ -150,6 +159,8 @@ def given_for(
     own = all_options(setup.algorithm.options)
     if config.algorithm == "fedgkt":
         own = {"distillation": _distillation(config, setup, cohorts, own)}
+    if config.algorithm == "locfedmix-sl":
+        own = {"mixing": _mixing(config, batches, own), "decoder_lr": own["decoder_lr"]}
     return Given(
         parts=parts,
         initial={part: {name: _double(x) for name, x in setup.initial[part].items()} for part in parts},
@@ -206,6 +217,18 @@ def _distillation(config: Config, setup: Setup, cohorts: list[list[int]], own: d
     return Distillation(examples, client_batches, server_batches, **own)
 
 
+def _mixing(config: Config, batches: Mapping[tuple[int, int, int], Any], own: Mapping[str, Any]) -> dict:
+    """LocFedMix-SL: by (round, step) and client, its partners and its own share of each mixture."""
+    mixing: dict[tuple[int, int], dict[int, list[tuple[int, float]]]] = {}
+    for t, client, step in batches:
+        others = [other for other in range(config.clients) if other != client and (t, other, step) in batches]
+        draw = numpy_generator(config.seed, "mixing", client, t, step)
+        partners = draw.permutation(others)[: own["partners"]]
+        pairs = [(int(partner), draw.beta(own["mix_alpha"], own["mix_alpha"])) for partner in partners]
+        mixing.setdefault((t, step), {})[client] = pairs
+    return mixing
+
+
 def _direction(seed: int, setup: Setup, t: int, client: int, step: int) -> torch.Tensor:
     """HERON's u: normal numbers of the step's own seed over all trained weights, scaled to length 1."""
     modules = (setup.modules[part] for part in ("client", "auxiliary"))
@@ -222,9 +245,11 @@ def compare(found: Found, expected: Found, *, tolerance: float = 1e-9, bytes: bo
     """The same weights to `tolerance` of each tensor's largest value (at least 1), and exactly the same bytes."""
     assert found.auxiliaries.keys() == expected.auxiliaries.keys()
     assert found.logits.keys() == expected.logits.keys()
+    assert found.decoders.keys() == expected.decoders.keys()
     pairs = {"client": (found.client, expected.client), "server": (found.server, expected.server)}
     pairs |= {f"auxiliary of {n}": (own, expected.auxiliaries[n]) for n, own in found.auxiliaries.items()}
     pairs |= {f"client part of {n}": (own, expected.clients[n]) for n, own in found.clients.items()}
+    pairs |= {f"decoder of {n}": (own, expected.decoders[n]) for n, own in found.decoders.items()}
     pairs |= {f"logits of {n}": ({"logits": own}, {"logits": expected.logits[n]}) for n, own in found.logits.items()}
     for what, (own, wanted) in pairs.items():
         assert own.keys() == wanted.keys(), what

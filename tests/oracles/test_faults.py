@@ -9,9 +9,10 @@ from torch.nn import functional
 
 from fsl_sage import optimizers
 from fsl_sage.algorithms.fedgkt import FedGKT
+from fsl_sage.algorithms.locfedmix_sl import LocFedMixSL
 from fsl_sage.alignment.dataset import AlignmentData, Upload
 from fsl_sage.problems.base import Batch
-from fsl_sage.roles import averaging, f_server
+from fsl_sage.roles import averaging, f_server, s_server
 from fsl_sage.roles import client as client_role
 from fsl_sage.roles.client import Client
 from fsl_sage.roles.replica import Replica
@@ -198,6 +199,61 @@ BY_LOGITS: list[Callable[[Patch], None]] = [
     divergence_the_other_way,
     never_taught,
 ]
+
+
+def shared_reply(patch: Patch) -> None:
+    """The reply to a client is multiplied by its share of the data."""
+    join = SServer.join
+    patch.setattr(
+        SServer, "join", lambda self, client, upload, share: tuple(share * g for g in join(self, client, upload, share))
+    )
+
+
+def fixed_share(patch: Patch) -> None:
+    """All mixtures have both in equal parts."""
+    partners = LocFedMixSL._partners
+    patch.setattr(LocFedMixSL, "_partners", lambda self, *given: [(j, 0.5) for j, _ in partners(self, *given)])
+
+
+def mixtures_move_statistics(patch: Patch) -> None:
+    """The running statistics are of mixed activations too."""
+    patch.setattr(s_server, "untouched_statistics", lambda module: nullcontext())
+
+
+def detached_encoder(patch: Patch) -> None:
+    """The reconstruction trains the decoder alone."""
+    gradient = Client.gradient
+    patch.setattr(Client, "gradient", lambda self, *given: tuple(torch.zeros_like(g) for g in gradient(self, *given)))
+
+
+def one_learning_rate(patch: Patch) -> None:
+    """The decoder has the client part's learning rate."""
+    step = Client.step
+    patch.setattr(Client, "step", lambda self, **lr: step(self))
+
+
+def skipped_joint_step(patch: Patch) -> None:
+    """The S-server leaves out one step of the run."""
+    step, skipped = SServer.step, []
+
+    def skip_one(self: SServer, k: int) -> None:
+        if skipped:
+            step(self, k)
+        else:
+            self._model.optimizer.zero_grad(set_to_none=True)
+            skipped.append(k)
+
+    patch.setattr(SServer, "step", skip_one)
+
+
+MIXED: list[Callable[[Patch], None]] = [
+    shared_reply,
+    fixed_share,
+    mixtures_move_statistics,
+    detached_encoder,
+    one_learning_rate,
+    skipped_joint_step,
+]
 EVERYWHERE: list[Callable[[Patch], None]] = [lost_optimizer_state, moved_statistics, wrong_weight]
 AT_THE_S_SERVER: list[Callable[[Patch], None]] = [skipped_upload]
 IN_ALIGNMENT: list[Callable[[Patch], None]] = [scrambled_alignment, other_samples, older_samples]
@@ -205,6 +261,7 @@ NO_FAULT = [
     ("heron-sfl", lost_optimizer_state),  # its clients have no optimizer state
     ("fedgkt", wrong_weight),  # nothing is averaged
     ("fedgkt", skipped_upload),  # its S-server does not learn from single uploads
+    ("locfedmix-sl", skipped_upload),  # nor does this one: see skipped_joint_step
 ]
 FAULTS = [
     *((algorithm, fault) for algorithm in ORACLES for fault in EVERYWHERE if (algorithm, fault) not in NO_FAULT),
@@ -217,12 +274,13 @@ FAULTS = [
     *(("fsl-sage", fault) for fault in IN_ALIGNMENT),
     *(("heron-sfl", fault) for fault in WITHOUT_BACKWARD),
     *(("fedgkt", fault) for fault in BY_LOGITS),
+    *(("locfedmix-sl", fault) for fault in MIXED),
 ]
 
 
 @pytest.mark.parametrize(("algorithm", "fault"), FAULTS, ids=lambda value: getattr(value, "__name__", value))
 def test_the_oracle_notices(subject, monkeypatch, algorithm, fault):
-    config = subject(DIRICHLET, algorithm=algorithm)
+    config = subject(DIRICHLET, algorithm=algorithm, decoder_lr=3e-3)
     fault(monkeypatch)
     with pytest.raises(AssertionError, match="is off by"):
         check(config)

@@ -8,10 +8,10 @@ import torch
 from fsl_sage.alignment.passes import Passes
 from fsl_sage.experiment.setup import make_setup
 from tests.oracles import ORACLES
-from tests.oracles.models import ResNetAuxiliary, ResNetClient, ResNetServer, image_loss, image_terms
+from tests.oracles.models import ResNetAuxiliary, ResNetClient, ResNetDecoder, ResNetServer, image_loss, image_terms
 from tests.oracles.subject import compare, given_for, run_of
 
-PARTS = {"client": ResNetClient, "server": ResNetServer, "auxiliary": ResNetAuxiliary}
+PARTS = {"client": ResNetClient, "server": ResNetServer, "auxiliary": ResNetAuxiliary, "decoder": ResNetDecoder}
 DIRICHLET = {"data": {"partition": "dirichlet", "alpha": 0.5}}
 SETTINGS = {
     "iid": {},
@@ -59,6 +59,20 @@ def test_algorithm(subject, algorithm, setting):
 @pytest.mark.parametrize("option", OPTIONS)
 def test_option_of_fsl_sage(subject, option, setting):
     check(subject(SETTINGS[setting], OPTIONS[option]))
+
+
+@pytest.mark.parametrize(
+    "option", [{"partners": 2, "mix_alpha": 0.3}, {"decoder": False}, {"decoder_lr": 0.01}], ids=str
+)
+def test_option_of_locfedmix(subject, option):
+    check(subject(SETTINGS["Dirichlet, cohort 2 of 3"], option, cohort=1.0, rounds=2, algorithm="locfedmix-sl"))
+
+
+@pytest.mark.parametrize(
+    "option", [{"server_epochs": 2, "temperature": 1.5}, {"client_kl": 0.3, "server_ce": 0.7}], ids=str
+)
+def test_option_of_fedgkt(subject, option):
+    check(subject(DIRICHLET, option, rounds=2, algorithm="fedgkt"))
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from fsl_sage.config import Config
 from fsl_sage.errors import InputError
 from fsl_sage.roles.protocols import ClientRole, FServerRole, SServerRole, Update
-from fsl_sage.wire.message import AUXILIARY, CLIENT_MODEL, FULL_MODEL, Message, Tensors
+from fsl_sage.wire.message import AUXILIARY, CLIENT_MODEL, DECODER, FULL_MODEL, Message, Tensors
 
 LocalRound = Generator[Message, Message | None, None]
 """A client's round: yields uploads; what is sent back into it is the S-server's reply, if there is one."""
@@ -50,7 +50,7 @@ class Algorithm(ABC):
     averaged: tuple[str, ...] = ("client",)
     """The parts of the model that the F-server averages: client, auxiliary, server."""
     holds: tuple[str, ...] = ("client",)
-    """The parts that a client holds."""
+    """The parts that a client holds. A "decoder", from smashed data back to inputs, is made for those who hold one."""
     own_parts: tuple[str, ...] = ()
     """The parts that each client trains for itself. They are never averaged, so there is no merged model: it is
     evaluated as the mean over the clients, each with its own parts."""
@@ -138,8 +138,8 @@ class Algorithm(ABC):
 
     def kind(self, part: str) -> str:
         """The ledger's kind for a part; where the server part travels too it is the full model."""
-        if part == "auxiliary":
-            return AUXILIARY
+        if part in (AUXILIARY, DECODER):
+            return part
         return FULL_MODEL if "server" in self.averaged else CLIENT_MODEL
 
 

@@ -12,6 +12,7 @@ from fsl_sage.algorithms.fedavg import FedAvg
 from fsl_sage.algorithms.fedgkt import FedGKT
 from fsl_sage.algorithms.fsl_sage import FSLSAGE, LazyFSLSAGE
 from fsl_sage.algorithms.heron_sfl import HERONSFL
+from fsl_sage.algorithms.locfedmix_sl import LocFedMixSL
 from fsl_sage.algorithms.splitfed_ms import SplitFedMS
 from fsl_sage.algorithms.splitfed_ss import SplitFedSS
 from fsl_sage.config import Config, option
@@ -26,6 +27,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "fedavg": FedAvg,
     "heron-sfl": HERONSFL,
     "fedgkt": FedGKT,
+    "locfedmix-sl": LocFedMixSL,
 }
 
 

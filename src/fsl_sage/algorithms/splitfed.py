@@ -1,5 +1,7 @@
 """What the two SplitFed systems (Thapa et al., 2022) have in common: clients wait for the true cut gradients."""
 
+from typing import ClassVar
+
 from fsl_sage.algorithms.base import Algorithm, LocalRound
 from fsl_sage.roles.protocols import ClientRole, SServerRole
 from fsl_sage.wire.message import CUT_GRADIENTS, CutGradients, Message, Smashed
@@ -11,10 +13,10 @@ class SplitFed(Algorithm):
     In a U-shape a step has two exchanges: activations up and down, then gradients up and down; labels stay.
     """
 
-    uses = ("optimizer.server_lr",)
+    uses: ClassVar[tuple[str, ...]] = ("optimizer.server_lr",)
     waits = True
-    averaged = ("client",)
-    holds = ("client",)
+    averaged: tuple[str, ...] = ("client",)
+    holds: tuple[str, ...] = ("client",)
     takes_two_cuts = True
     own_copy: bool
     """Whether each client has a server-side model of its own."""

@@ -137,8 +137,8 @@ class Config:
     """Everything that decides a run."""
 
     algorithm: str = "fsl-sage"
-    """fsl-sage, lazy-fsl-sage, cse-fsl, splitfed-ms, splitfed-ss, fedavg, heron-sfl, fedgkt, or MODULE:CLASS, your own.
-    Its own options are shown by --algorithm NAME --help."""
+    """fsl-sage, lazy-fsl-sage, cse-fsl, splitfed-ms, splitfed-ss, fedavg, heron-sfl, fedgkt, locfedmix-sl, or
+    MODULE:CLASS, your own. Its own options are shown by --algorithm NAME --help."""
     clients: int = 5
     """The number of clients m."""
     rounds: int = 10

@@ -3,7 +3,7 @@
 `fsl-sage cost` is this. What an algorithm sends is thus written down once, in the algorithm.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -199,10 +199,14 @@ class DryClient(ClientRole):
         """As large as what it is the gradient of."""
         return features
 
+    def gradient(self, part: str, z: Smash, loss: Callable[[Any], Tensor]) -> Smash:
+        """As large as what it is the gradient of."""
+        return z
+
     def backward(self, z: Smash, gradient: Smash) -> None:
         """Nothing is computed."""
 
-    def step(self) -> None:
+    def step(self, **lr: float) -> None:
         """Nothing is computed."""
 
     def lr(self) -> float:
@@ -247,6 +251,7 @@ class DrySServer(SServerRole):
         self.round = 0
         self.left: list[tuple[int, Message]] = []
         self.extra: Tensors = {}
+        self.client_weights = setup.client_weights
         self._aligned = False
         self._remembered: set[int] = set()
         self._config = setup.settings.config
@@ -285,7 +290,7 @@ class DrySServer(SServerRole):
         """Cut gradients as large as the smashed data."""
         return self.backward(client, gradients)
 
-    def output(self, *z: Tensor) -> Any:
+    def output(self, *z: Tensor, leaves_trace: bool = True) -> Any:
         """What the module gives for shapes."""
         return self._outputs.of("server", *z)
 
@@ -293,9 +298,12 @@ class DrySServer(SServerRole):
         """What the module gives for shapes."""
         return self._outputs.of("server", *z)
 
-    def task_loss(self, output: Any, target: Mapping[str, Tensor]) -> Tensor:
+    def task_loss(self, output: Any, target: Mapping[str, Tensor], *, counts: bool = True) -> Tensor:
         """A number that is not known."""
         return torch.empty((), device="meta")
+
+    def join_loss(self, loss: Tensor) -> None:
+        """Nothing is computed."""
 
     def minimise(self, loss: Tensor, share: float) -> None:
         """Nothing is computed."""

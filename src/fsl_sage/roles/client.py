@@ -1,6 +1,6 @@
 """The client: holds data and the client-side model, and takes the local steps."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fsl_sage.alignment.passes import Smash
+from fsl_sage.alignment.passes import Smash, gradients_of, leaves
 from fsl_sage.config import Config
 from fsl_sage.models.norm import untouched_statistics
 from fsl_sage.problems.base import Batch
@@ -133,14 +133,23 @@ class Client(ClientRole):
         self.losses.append(loss)
         return gradients
 
+    def gradient(self, part: str, z: Smash, loss: Callable[[Any], Tensor]) -> Smash:
+        """The gradient with respect to z of any loss of a part's output; a part that is trained gets gradients too."""
+        inputs = leaves(z)
+        value = loss(self.output(part, *inputs))
+        torch.autograd.backward(value)
+        self.losses.append(value.detach())
+        return gradients_of(inputs)
+
     def backward(self, z: Smash, gradient: Smash) -> None:
         """Backpropagate z_b into the client-side model (Algorithm 1: J_c z_b)."""
         torch.autograd.backward([tensor for tensor in z if tensor.requires_grad], list(gradient))
 
-    def step(self) -> None:
-        """One optimizer step of every part that this client trains."""
-        for replica in self._trained():
-            replica.step(self.lr())
+    def step(self, **lr: float) -> None:
+        """One optimizer step of every part that this client trains; by part, a learning rate that is not `lr()`."""
+        for part, replica in self._parts.items():
+            if replica.optimizer is not None:
+                replica.step(lr.get(part, self.lr()))
 
     def lr(self) -> float:
         """The learning rate of the batch at hand."""

@@ -5,7 +5,7 @@ implement the same protocols, so mypy finds a method that one of them lacks.
 """
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -119,12 +119,19 @@ class ClientRole(Protocol):
         """The gradient of the loss with respect to what the S-server sent for this client's head (U-shape)."""
 
     @abstractmethod
+    def gradient(self, part: str, z: Smash, loss: Callable[[Any], Tensor]) -> Smash:
+        """The gradient with respect to z of any loss of a part's output; a part that is trained gets gradients too.
+
+        The loss counts in the metrics.
+        """
+
+    @abstractmethod
     def backward(self, z: Smash, gradient: Smash) -> None:
         """Backpropagate z_b into the client-side model (Algorithm 1: J_c z_b)."""
 
     @abstractmethod
-    def step(self) -> None:
-        """One optimizer step of every part that this client trains."""
+    def step(self, **lr: float) -> None:
+        """One optimizer step of every part that this client trains; by part, a learning rate that is not `lr()`."""
 
     @abstractmethod
     def lr(self) -> float:
@@ -170,6 +177,8 @@ class SServerRole(Protocol):
     """Messages of this round for clients that do not wait for them."""
     extra: Tensors
     """What an algorithm keeps at the S-server from round to round."""
+    client_weights: Sequence[float]
+    """How much each client counts: its number of examples, or 1."""
 
     @abstractmethod
     def begin(self, t: int) -> None:
@@ -206,16 +215,23 @@ class SServerRole(Protocol):
         """The second half as a part of a joint step: what `join` is to `learn`."""
 
     @abstractmethod
-    def output(self, *z: Tensor) -> Any:
-        """What the server part gives for smashed data, with its graph, in training mode."""
+    def output(self, *z: Tensor, leaves_trace: bool = True) -> Any:
+        """What the server part gives for smashed data, with its graph, in training mode.
+
+        With `leaves_trace` the pass moves running statistics, as in a step.
+        """
 
     @abstractmethod
     def infer(self, *z: Tensor) -> Any:
         """The same in evaluation mode, without a graph."""
 
     @abstractmethod
-    def task_loss(self, output: Any, target: Mapping[str, Tensor]) -> Tensor:
-        """The task's mean loss of an output, with its graph. It counts in the metrics."""
+    def task_loss(self, output: Any, target: Mapping[str, Tensor], *, counts: bool = True) -> Tensor:
+        """The task's mean loss of an output, with its graph; whether it counts in the metrics."""
+
+    @abstractmethod
+    def join_loss(self, loss: Tensor) -> None:
+        """Add the gradient of any loss to the next `step`."""
 
     @abstractmethod
     def minimise(self, loss: Tensor, share: float) -> None:

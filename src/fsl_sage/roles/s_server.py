@@ -1,6 +1,7 @@
 """The S-server: holds the server-side model, learns from uploads, and aligns the auxiliaries."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from fsl_sage.alignment.fidelity import CLIENTS, SAMPLES, Fidelity, fidelity, me
 from fsl_sage.alignment.matching import UnusableError, align, alignment_optimizer
 from fsl_sage.alignment.passes import Smash, gradients_of, leaves
 from fsl_sage.config import AlignmentConfig
-from fsl_sage.models.norm import recalibrated
+from fsl_sage.models.norm import recalibrated, untouched_statistics
 from fsl_sage.roles.averaging import average
 from fsl_sage.roles.protocols import Parts, SServerRole
 from fsl_sage.roles.replica import Replica
@@ -48,7 +49,7 @@ class SServer(SServerRole):
         self._workbench = workbench
         self._initial = initial
         self._spread = spread
-        self._client_weights = client_weights
+        self.client_weights = client_weights
         self._lr: Schedule = settings.server_schedule()
         self._start()
 
@@ -85,6 +86,8 @@ class SServer(SServerRole):
         """By client ("pooled" for the one of all), why an alignment of this round gave nothing."""
         self.left: list[tuple[int, Message]] = []
         self._kept: dict[int, list[Message]] = {}
+        self._outputs = 0
+        """The passes of this round that an algorithm asked for."""
 
     # Learning
 
@@ -155,10 +158,14 @@ class SServer(SServerRole):
         torch.autograd.backward(roots, list(gradients.cut_gradients))
         return replica, inputs
 
-    def output(self, *z: Tensor) -> Any:
+    def output(self, *z: Tensor, leaves_trace: bool = True) -> Any:
         """What the server part gives for smashed data, with its graph, in training mode."""
-        with self._settings.passes.autocast():
-            return self._model.module().train()(*z)
+        self._settings.seed_forward("dropout-s-server-output", -1, self.round, self._outputs)
+        self._outputs += 1
+        module = self._model.module().train()
+        trace = nullcontext() if leaves_trace else untouched_statistics(module)
+        with trace, self._settings.passes.autocast():
+            return module(*z)
 
     @torch.no_grad()
     def infer(self, *z: Tensor) -> Any:
@@ -166,11 +173,16 @@ class SServer(SServerRole):
         with self._settings.passes.autocast():
             return self._model.module().eval()(*z)
 
-    def task_loss(self, output: Any, target: Mapping[str, Tensor]) -> Tensor:
-        """The task's mean loss of an output, with its graph. It counts in the metrics."""
+    def task_loss(self, output: Any, target: Mapping[str, Tensor], *, counts: bool = True) -> Tensor:
+        """The task's mean loss of an output, with its graph; whether it counts in the metrics."""
         loss = self._settings.task.loss(output, target)
-        self.losses.append(loss.detach())
+        if counts:
+            self.losses.append(loss.detach())
         return loss
+
+    def join_loss(self, loss: Tensor) -> None:
+        """Add the gradient of any loss to the next `step`."""
+        torch.autograd.backward(loss)
 
     def minimise(self, loss: Tensor, share: float) -> None:
         """Backpropagate any loss and take one optimizer step; `share` of the round's steps, 0 to 1, lie before it."""
@@ -207,7 +219,7 @@ class SServer(SServerRole):
         """Put the mean of the clients' own server-side models in their place; their optimizer states stay theirs."""
         clients = sorted(self._copies)
         states = [self._copies[client].weights() for client in clients]
-        self.set_weights(average(states, [self._client_weights[client] for client in clients]))
+        self.set_weights(average(states, [self.client_weights[client] for client in clients]))
         for client in clients:
             self._copy_optimizers[client] = self._copies.pop(client).optimizer_state()
 

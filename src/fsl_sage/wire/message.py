@@ -16,6 +16,7 @@ ACTIVATIONS = "activations"
 LABELS = "labels"
 CUT_GRADIENTS = "cut gradients"
 LOGITS = "logits"
+DECODER = "decoder"
 FIRST_DOWNLOAD = "first download"
 
 
