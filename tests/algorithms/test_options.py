@@ -168,7 +168,7 @@ def test_help_shows_the_options_of_the_algorithm(capsys):
         ("upload_every", {"fsl-sage", "lazy-fsl-sage", "cse-fsl"}),
         ("alignment.steps", {"fsl-sage", "lazy-fsl-sage"}),
         ("alignment.samples", {"fsl-sage", "lazy-fsl-sage", "cse-fsl"}),
-        ("model.auxiliary", {"fsl-sage", "lazy-fsl-sage", "cse-fsl"}),
+        ("model.auxiliary", {"fsl-sage", "lazy-fsl-sage", "cse-fsl", "local-loss"}),
         ("optimizer.server_lr", set(ALGORITHMS) - {"fedavg"}),
     ],
 )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any
 from unittest.mock import patch
 
@@ -135,7 +136,8 @@ def given_for(
                 batches[t, client, step] = (inputs, batch.target)
     optimizer, alignment = config.optimizer, config.alignment
     decay = optimizer.auxiliary_weight_decay
-    own = all_options(setup.algorithm.options)
+    known = {each.name for each in fields(Given)}
+    own = {name: value for name, value in all_options(setup.algorithm.options).items() if name in known}
     return Given(
         parts=parts,
         initial={part: {name: _double(x) for name, x in setup.initial[part].items()} for part in parts},

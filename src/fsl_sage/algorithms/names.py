@@ -11,6 +11,7 @@ from fsl_sage.algorithms.cse_fsl import CSEFSL
 from fsl_sage.algorithms.fedavg import FedAvg
 from fsl_sage.algorithms.fsl_sage import FSLSAGE, LazyFSLSAGE
 from fsl_sage.algorithms.local_loss import LocalLoss
+from fsl_sage.algorithms.sl import SL
 from fsl_sage.algorithms.splitfed_ms import SplitFedMS
 from fsl_sage.algorithms.splitfed_ss import SplitFedSS
 from fsl_sage.config import Config, option
@@ -23,6 +24,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "splitfed-ms": SplitFedMS,
     "splitfed-ss": SplitFedSS,
     "fedavg": FedAvg,
+    "sl": SL,
     "local-loss": LocalLoss,
 }
 

@@ -11,6 +11,7 @@ from fsl_sage.engines.base import REMEDY, Delivery, Engine, Setup
 from fsl_sage.errors import TrainingError
 from fsl_sage.precision import all_finite
 from fsl_sage.roles.averaging import average
+from fsl_sage.roles.client import local_batch_sizes
 from fsl_sage.roles.f_server import FServer
 from fsl_sage.roles.protocols import Parts, Update
 from fsl_sage.roles.replica import frozen_weights
@@ -43,16 +44,23 @@ class Federation:
     def play_round(self, t: int, cohort: Sequence[int]) -> dict[str, Any]:
         """One round of these clients, in the order that the docs give; returns its metrics."""
         updates: list[Update] = []
-        groups = self.setup.algorithm.groups(cohort)
-        for group in groups:
+        averaged: tuple[str, ...] = ()
+        missing: set[int] = set()
+        turns = self.setup.algorithm.turns(t, cohort, self._local_steps(cohort))
+        for turn in turns:
             # 1.-3. Clients get what they lack, take their local steps; the S-server learns from what they upload.
-            trained = self._train(t, group)
+            trained = self._train(t, [client for client in turn if client not in missing])
+            missing |= set(turn) - {update.client for update in trained}
             # 4. The F-server averages.
-            averaged = self._average(trained)
+            if trained:
+                averaged = self._average(trained)
             updates += trained
+        if not updates:
+            raise TrainingError(f"No client came to the end of round {t}; the last checkpoint is kept.")
         present = {update.client for update in updates}
-        # The group that begins the next round gets the last average; the others get theirs when their turn comes.
-        self.post.broadcast(t, [client for client in groups[0] if client in present], self._newest(averaged))
+        if not self.setup.algorithm.in_turn:
+            # Those who begin the next round get the last average; the others get theirs when their turn comes.
+            self.post.broadcast(t, [client for client in turns[0] if client in present], self._newest(averaged))
         server = self.engine.server
         losses = _losses(updates, server.take_loss(), t)
         # 5. The S-server aligns, if it is time to.
@@ -65,6 +73,11 @@ class Federation:
         members = {"cohort": len(cohort), "missing": sorted(set(cohort) - present)}
         return {**members, **remarks, **self.engine.remarks(), **losses, **_fidelities(held_out, seen)}
 
+    def _local_steps(self, cohort: Iterable[int]) -> dict[int, int]:
+        """By client, the number of its local steps in a round."""
+        config, examples = self.setup.settings.config, self.setup.examples
+        return {client: len(local_batch_sizes(len(examples[client]), config)) for client in cohort}
+
     def _check_finite(self, t: int) -> None:
         """Refuse a global model that is not finite: it must not reach a checkpoint."""
         for path, tensor in flat(self.weights()).items():
@@ -72,10 +85,10 @@ class Federation:
                 raise TrainingError(f"'{path}' became infinite or NaN in round {t}. {REMEDY}")
 
     def _train(self, t: int, group: Sequence[int]) -> list[Update]:
+        if not group:
+            return []
         self.post.welcome(t, group, self._download())
         updates = self.engine.train(t, group, self.delivery(group), self.link)
-        if not updates:
-            raise TrainingError(f"No client came to the end of round {t}; the last checkpoint is kept.")
         for client in set(group) - {update.client for update in updates}:
             self.post.lost(client)
         for update in updates:
@@ -110,7 +123,10 @@ class Federation:
         algorithm, initial = self.setup.algorithm, self.setup.initial
         held = {part: {**initial[part], **self.f_server.weights.get(part, {})} for part in algorithm.holds}
         return Download(
-            self._newest(algorithm.averaged), self._by_kind(held, self.f_server.sends), self._frozen(algorithm.holds)
+            self._newest(algorithm.averaged),
+            self._by_kind(held, self.f_server.sends),
+            self._frozen(algorithm.holds),
+            algorithm.in_turn,
         )
 
     def _by_kind(self, parts: Parts, more: Parts) -> Message:

@@ -16,6 +16,7 @@ ACTIVATIONS = "activations"
 LABELS = "labels"
 CUT_GRADIENTS = "cut gradients"
 FIRST_DOWNLOAD = "first download"
+OPTIMIZER_STATE = "optimizer state"
 
 
 def nbytes(tensors: Mapping[str, Tensor]) -> int:

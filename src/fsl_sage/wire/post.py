@@ -33,6 +33,8 @@ class Download:
     """All that a client holds, by kind: the newest weights, and what is not averaged or stays local later."""
     frozen: Tensors = field(default_factory=dict)
     """Weights that never change."""
+    in_turn: bool = False
+    """Whether the averaged weights come with each turn of a client, so that they are no first download."""
 
 
 class Post:
@@ -68,7 +70,7 @@ class Post:
         if t > 0:
             self.link.down(t, client, Message({FIRST_DOWNLOAD: download.frozen, **held}))
             return
-        now = {} if self.version == INITIAL else download.newest.parts
+        now = {} if self.version == INITIAL and not download.in_turn else download.newest.parts
         first = {
             f"{kind}/{name}": tensor
             for kind, tensors in held.items()
