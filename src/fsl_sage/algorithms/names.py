@@ -7,6 +7,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 from fsl_sage.algorithms.base import Algorithm
+from fsl_sage.algorithms.cpsl import CPSL
 from fsl_sage.algorithms.cse_fsl import CSEFSL
 from fsl_sage.algorithms.fedavg import FedAvg
 from fsl_sage.algorithms.fsl_sage import FSLSAGE, LazyFSLSAGE
@@ -26,6 +27,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "fedavg": FedAvg,
     "sl": SL,
     "local-loss": LocalLoss,
+    "cpsl": CPSL,
 }
 
 
