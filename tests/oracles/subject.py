@@ -93,7 +93,17 @@ def _found(federation: Federation, engine: LocalEngine) -> Found:
             waiting = federation.post.waiting.get(client, {}).get("auxiliary", {})
             auxiliaries[client] = {**common, **own, **waiting}
     books = {(entry.round, entry.client, entry.direction, entry.kind): entry.bytes for entry in entries}
-    return Found(weights["client"], weights["server"], auxiliaries, books)
+    return Found(weights["client"], weights["server"], auxiliaries, books, clients=_client_parts(federation))
+
+
+def _client_parts(federation: Federation) -> dict[int, Tensors]:
+    """By client: the client part that it would start the next round with."""
+    post, newest = federation.post, federation.weights()["client"]
+    own = {client: parts["client"] for client, parts in federation.engine.local_tensors().items()}
+    return {
+        client: {**newest, **(own.get(client, {}) if version == post.version else {})}
+        for client, version in enumerate(post.has)
+    }
 
 
 @contextmanager
@@ -177,6 +187,7 @@ def compare(found: Found, expected: Found, *, tolerance: float = 1e-9, bytes: bo
     """The same weights to `tolerance` of each tensor's largest value (at least 1), and exactly the same bytes."""
     assert found.auxiliaries.keys() == expected.auxiliaries.keys()
     pairs = {"client": (found.client, expected.client), "server": (found.server, expected.server)}
+    pairs |= {f"client part of {n}": (found.clients[n], own) for n, own in expected.clients.items()}
     pairs |= {f"auxiliary of {n}": (own, expected.auxiliaries[n]) for n, own in found.auxiliaries.items()}
     for what, (own, wanted) in pairs.items():
         assert own.keys() == wanted.keys(), what

@@ -8,11 +8,13 @@ import torch
 
 from fsl_sage.algorithms.base import Algorithm
 from fsl_sage.algorithms.cpsl import CPSL
+from fsl_sage.algorithms.joint import JointSplitFed, joint_step
 from fsl_sage.algorithms.local_loss import LocalLoss
 from fsl_sage.algorithms.relay import Relay
 from fsl_sage.config import Config
 from fsl_sage.engines.base import Setup
-from fsl_sage.experiment.federation import Federation
+from fsl_sage.engines.worker import Worker
+from fsl_sage.experiment.federation import Federation, draw_cohort
 from fsl_sage.roles.client import Client
 from fsl_sage.roles.replica import Replica
 from fsl_sage.roles.s_server import SServer
@@ -37,6 +39,8 @@ VARIANTS = {
     "cpsl": {"algorithm": "cpsl"},
     "cpsl, one cluster, own reply": {"algorithm": "cpsl", "cluster_size": 3, "own_reply": True},
     "cpsl, drawn, optimizer handed on": {"algorithm": "cpsl", "draw_clusters": True, "hands_on_optimizer": True},
+    "adaptsfl": {"algorithm": "adaptsfl", "average_every": 2},
+    "adaptsfl, never averaged": {"algorithm": "adaptsfl", "average_every": 9, **SGD},
     "cpsl, SGD handed on": {"algorithm": "cpsl", "hands_on_optimizer": True, "own_reply": True, **SGD},
 }
 
@@ -133,7 +137,7 @@ def divided_reply(patch: Patch) -> None:
 def concatenated(patch: Patch) -> None:
     """BatchNorm sees the clients' batches of a joint step together, as in CPSL."""
     patch.setattr(
-        "fsl_sage.algorithms.splitfed_ss.joint_step",
+        "fsl_sage.algorithms.joint.joint_step",
         lambda server, uploads: CPSL.on_uploads(_WithOwnReply, server, uploads),
     )
 
@@ -169,13 +173,7 @@ def copies_not_averaged(patch: Patch) -> None:
 
 def members_apart(patch: Patch) -> None:
     """BatchNorm sees the batches of a cluster apart."""
-    patch.setattr(CPSL, "on_uploads", lambda self, server, uploads: _joint(server, uploads))
-
-
-def _joint(server: SServer, uploads: dict[int, object]) -> object:
-    from fsl_sage.algorithms.joint import joint_step
-
-    return joint_step(server, uploads)
+    patch.setattr(CPSL, "on_uploads", lambda self, server, uploads: joint_step(server, uploads))
 
 
 def one_turn(patch: Patch) -> None:
@@ -189,6 +187,26 @@ def no_average(patch: Patch) -> None:
     patch.setattr(Federation, "_average", lambda self, updates: average(self, updates[-1:]))
 
 
+def own_part_lost(patch: Patch) -> None:
+    """Every client starts every round from the newest average, however old that is."""
+    state = Client.state
+
+    def forgetful(self: Client, averaged: tuple[str, ...]) -> dict[str, torch.Tensor]:
+        return {path: x for path, x in state(self, averaged).items() if not path.startswith("own/")}
+
+    patch.setattr(Client, "state", forgetful)
+
+
+def old_part_kept(patch: Patch) -> None:
+    """A client that was away when there was an average goes on with what it had."""
+    patch.setattr(Worker, "_without_older", lambda self, state, received: state)
+
+
+def averaged_too_early(patch: Patch) -> None:
+    """The averages are at the end of rounds 0, I, 2 I, …"""
+    patch.setattr(JointSplitFed, "averaged_in", lambda self, t: self.averaged if t % self.average_every == 0 else ())
+
+
 FAULTS: list[tuple[str, Callable[[Patch], None]]] = [
     *(("sl", fault) for fault in (lost_optimizer_state, moved_statistics, skipped_upload)),
     *(("sl", fault) for fault in (nothing_handed_on, new_server_optimizer)),
@@ -200,6 +218,7 @@ FAULTS: list[tuple[str, Callable[[Patch], None]]] = [
     *(("local-loss", fault) for fault in (smashed_after_the_step, copies_not_averaged)),
     *(("cpsl", fault) for fault in (lost_optimizer_state, moved_statistics, wrong_weight, skipped_upload)),
     *(("cpsl", fault) for fault in (nothing_handed_on, members_apart, one_turn, no_average)),
+    *(("adaptsfl", fault) for fault in (lost_optimizer_state, wrong_weight, own_part_lost, averaged_too_early)),
     *(("cpsl, drawn, optimizer handed on", fault) for fault in (state_left_behind, step_counter_lost)),
 ]
 
@@ -207,6 +226,19 @@ FAULTS: list[tuple[str, Callable[[Patch], None]]] = [
 @pytest.mark.parametrize(("variant", "fault"), FAULTS, ids=lambda value: getattr(value, "__name__", value))
 def test_the_oracle_notices(subject, monkeypatch, variant, fault):
     config = subject({"data": {**DIRICHLET["data"], "train_images": 100}, "rounds": 2}, VARIANTS[variant])
+    fault(monkeypatch)
+    with pytest.raises(AssertionError, match="is off by"):
+        check(config)
+
+
+@pytest.mark.parametrize("fault", [None, old_part_kept])
+def test_a_client_that_was_away_takes_the_newest_average(subject, monkeypatch, fault):
+    """Client 2 is in rounds 0 and 2, and not in round 1, which averages."""
+    config = subject(DIRICHLET, VARIANTS["adaptsfl"], cohort=0.67, seed=2)
+    assert [draw_cohort(config, t) for t in range(3)] == [[0, 2], [0, 1], [0, 2]]
+    if fault is None:
+        check(config)
+        return
     fault(monkeypatch)
     with pytest.raises(AssertionError, match="is off by"):
         check(config)

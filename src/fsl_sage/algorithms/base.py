@@ -77,7 +77,7 @@ class Algorithm(ABC):
             if not self.takes_two_cuts:
                 raise InputError(
                     f"{config.algorithm} takes one cut, not {config.model.cut}: its S-server computes the loss. "
-                    "U-shapes run with splitfed-ms, splitfed-ss, sl and fedavg."
+                    "U-shapes run with splitfed-ms, splitfed-ss, sl, adaptsfl and fedavg."
                 )
             self.averaged = (*self.averaged, "head")
             self.holds = (*self.holds, "head")

@@ -6,6 +6,7 @@ import sys
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
+from fsl_sage.algorithms.adaptsfl import AdaptSFL
 from fsl_sage.algorithms.base import Algorithm
 from fsl_sage.algorithms.cpsl import CPSL
 from fsl_sage.algorithms.cse_fsl import CSEFSL
@@ -28,6 +29,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "sl": SL,
     "local-loss": LocalLoss,
     "cpsl": CPSL,
+    "adaptsfl": AdaptSFL,
 }
 
 

@@ -101,9 +101,9 @@ class DryEngine(Engine):
         """Nothing was computed."""
         return {}
 
-    def local_tensors(self) -> list[Parts]:
+    def local_tensors(self) -> dict[int, Parts]:
         """Nothing was computed."""
-        return []
+        return {}
 
     def state(self) -> Tensors:
         """A dry run is not resumed."""

@@ -106,7 +106,7 @@ class LocalEngine(Engine):
         """The test set's batches are shared out among the workers."""
         return evaluate(self.setup.settings, parts, self._threads.spread)
 
-    def local_tensors(self) -> list[Parts]:
+    def local_tensors(self) -> dict[int, Parts]:
         """By client, in order."""
         return local_tensors(self.setup, self._clients)
 

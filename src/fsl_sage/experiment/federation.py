@@ -29,6 +29,8 @@ class Federation:
     def __init__(self, setup: Setup, engine: Engine) -> None:
         self.setup = setup
         self.engine = engine
+        self._round = -1
+        """The last round that was played."""
         self.link = Link(Ledger(self._frozen_by_kind()))
         self.post = Post(self.link, setup.settings.config.clients)
         self.f_server = FServer(
@@ -43,6 +45,7 @@ class Federation:
 
     def play_round(self, t: int, cohort: Sequence[int]) -> dict[str, Any]:
         """One round of these clients, in the order that the docs give; returns its metrics."""
+        self._round = t
         updates: list[Update] = []
         averaged: tuple[str, ...] = ()
         missing: set[int] = set()
@@ -58,7 +61,7 @@ class Federation:
         if not updates:
             raise TrainingError(f"No client came to the end of round {t}; the last checkpoint is kept.")
         present = {update.client for update in updates}
-        if not self.setup.algorithm.in_turn:
+        if averaged and not self.setup.algorithm.in_turn:
             # Those who begin the next round get the last average; the others get theirs when their turn comes.
             self.post.broadcast(t, [client for client in turns[0] if client in present], self._newest(averaged))
         server = self.engine.server
@@ -87,18 +90,18 @@ class Federation:
     def _train(self, t: int, group: Sequence[int]) -> list[Update]:
         if not group:
             return []
-        self.post.welcome(t, group, self._download())
-        updates = self.engine.train(t, group, self.delivery(group), self.link)
+        renewed = self.post.welcome(t, group, self._download())
+        updates = self.engine.train(t, group, self.delivery(group, renewed), self.link)
         for client in set(group) - {update.client for update in updates}:
             self.post.lost(client)
         for update in updates:
             self.post.arrived(update.client)
         return [self._brought(t, update) for update in updates]
 
-    def delivery(self, clients: Iterable[int]) -> Delivery:
+    def delivery(self, clients: Iterable[int], renewed: frozenset[int] = frozenset()) -> Delivery:
         """What these clients get before their round."""
         mail = {client: self.post.waiting[client] for client in clients if client in self.post.waiting}
-        return Delivery(self.f_server.weights, mail, self.f_server.sends)
+        return Delivery(self.f_server.weights, mail, self.f_server.sends, renewed)
 
     def _brought(self, t: int, update: Update) -> Update:
         """An update as it arrives at the F-server."""
@@ -112,7 +115,8 @@ class Federation:
         self.f_server.weights |= averaged
         if "auxiliary" in averaged:
             self.engine.server.set_auxiliary(averaged["auxiliary"])
-        self.post.renew()
+        if averaged:
+            self.post.renew()
         return tuple(averaged)
 
     def _newest(self, parts: Iterable[str]) -> Message:
@@ -154,9 +158,30 @@ class Federation:
             parts["server"] = server
         return parts
 
+    def newest_weights(self) -> dict[str, Tensors]:
+        """The global model by part; where clients go on without an average, the mean of what they have trained since.
+
+        That mean is for evaluation alone: nothing travels, and no client sees it.
+        """
+        weights = self.weights()
+        own = self.engine.local_tensors() if self._apart() else {}
+        for part in self._apart():
+            trained = {client: tensors for client, parts in own.items() if (tensors := parts[part])}
+            if trained:
+                counts = [self.setup.client_weights[client] for client in trained]
+                weights[part] = {**weights[part], **average(list(trained.values()), counts)}
+        return weights
+
+    def _apart(self) -> list[str]:
+        """The parts that the last round did not average, though others do."""
+        algorithm = self.setup.algorithm
+        if self._round < 0:
+            return []
+        return [part for part in algorithm.averaged if part not in algorithm.averaged_in(self._round)]
+
     def evaluate(self) -> dict[str, float]:
         """Metrics of the merged model; where statistics stay local, their mean over the clients each with its own."""
-        weights = self.weights()
+        weights = self.newest_weights()
         scores = self._evaluate(weights)
         if self.setup.settings.config.model.recalibrate and (server := self.engine.server.recalibrated()) is not None:
             again = self._evaluate({**weights, "server": server})
@@ -166,16 +191,18 @@ class Federation:
     def _evaluate(self, weights: Parts) -> dict[str, float]:
         if not self.setup.settings.stays_local:
             return self.engine.evaluate(weights)
-        scores = [self.engine.evaluate(_overlay(weights, own)) for own in self.engine.local_tensors()]
+        scores = [self.engine.evaluate(_overlay(weights, own)) for own in self.engine.local_tensors().values()]
         return {name: sum(score[name] for score in scores) / len(scores) for name in scores[0]}
 
     def merged(self) -> Tensors:
         """The ordinary unsplit model's state; statistics that stay local are represented by their average."""
-        weights = self.weights()
+        weights = self.newest_weights()
         if self.setup.settings.stays_local:
-            local = self.engine.local_tensors()
-            for part in local[0]:
-                weights[part] = {**weights[part], **average([own[part] for own in local], [1.0] * len(local))}
+            local = list(self.engine.local_tensors().values())
+            for part in self.setup.algorithm.averaged:
+                names = self.setup.settings.stays_local[part]
+                own = [{name: x for name, x in parts[part].items() if name in names} for parts in local]
+                weights[part] = {**weights[part], **average(own, [1.0] * len(own))}
         parts = [weights[part] for part in ("client", "server", "head") if part in weights]
         return {name: tensor for part in parts for name, tensor in part.items()}
 
@@ -192,7 +219,8 @@ class Federation:
         self.f_server.load_state(below("f_server/", tensors))
         self.post.load_state(below("post/", tensors), values["post"])
         self.engine.load_state(below("engine/", tensors))
-        return int(values["rounds"])
+        self._round = int(values["rounds"]) - 1
+        return self._round + 1
 
 
 def _overlay(weights: Parts, own: Parts) -> dict[str, Tensors]:

@@ -48,20 +48,23 @@ class Post:
         """Messages for a client by kind; only the newest of a kind is kept."""
         self._paid: set[tuple[int, str]] = set()
 
-    def welcome(self, t: int, clients: Iterable[int], download: Download) -> None:
+    def welcome(self, t: int, clients: Iterable[int], download: Download) -> frozenset[int]:
         """Send what clients lack before round t: all that they hold to new ones, the averages to returning ones.
 
         Frozen weights are a first download whenever a client comes. The rest is a first download only before the first
-        average; later it is today's model.
+        average; later it is today's model. Returns the clients that have returned to newer averages.
         """
+        clients = list(clients)
+        returning = frozenset(client for client in clients if self.has[client] not in (NOTHING, self.version))
         for client in clients:
             if self.has[client] == NOTHING:
                 self._introduce(t, client, download)
-            elif self.has[client] != self.version:
+            elif client in returning:
                 self.link.down(t, client, download.newest)
             self.has[client] = self.version
             for kind, tensors in self.waiting.get(client, {}).items():
                 self._pay(t, client, kind, tensors)
+        return returning
 
     def _introduce(self, t: int, client: int, download: Download) -> None:
         """Send a client its first download. In round 0 only what was averaged in it already is not part of that."""

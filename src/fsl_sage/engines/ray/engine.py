@@ -61,7 +61,7 @@ class RayEngine(Engine):
 
     def train(self, t: int, clients: Sequence[int], delivery: Delivery, link: Link) -> list[Update]:
         """Clients that wait exchange every batch with the S-server; the others run their whole round in parallel."""
-        common = ray.put((delivery.received, delivery.extra))
+        common = ray.put((delivery.received, delivery.extra, delivery.renewed))
         if self.setup.algorithm.waits_in(t):
             ended = self._run_in_exchange(t, clients, common, delivery.mail, link)
         else:
@@ -163,7 +163,7 @@ class RayEngine(Engine):
         """The test set's batches are shared out among the workers."""
         return evaluate(self.setup.settings, parts, self._pool.spread)
 
-    def local_tensors(self) -> list[Parts]:
+    def local_tensors(self) -> dict[int, Parts]:
         """By client, in order."""
         return local_tensors(self.setup, self._client_states())
 
