@@ -21,7 +21,7 @@ Left open by the specification, chosen here:
    it the state travels with x_c as in `sl`: members start from the same state; at the end of the turn moments and
    momentum are averaged as x_c is, and of the step counters the largest is taken.
 7. Bytes are those of `sl`: for each member and turn, "client model" once down and once up, no first download of x_c;
-   "optimizer_state" likewise if it is handed on, not down in the run's first turn.
+   "optimizer state" likewise if it is handed on, not down in the run's first turn.
 """
 
 from torch import Tensor, nn

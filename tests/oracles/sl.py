@@ -6,7 +6,7 @@ for all), x_c goes up. Nothing is averaged. BatchNorm statistics are in x_c and 
 loops are swapped: a visit is one batch, step k of every client before step k + 1 of any.
 
 Bytes: "activations", "labels" and "cut gradients" as in SplitFed; "client model" (weights and buffers) once down and
-once up for each visit; with `hands_on_optimizer` "optimizer_state" once up and once down for each visit, but not down
+once up for each visit; with `hands_on_optimizer` "optimizer state" once up and once down for each visit, but not down
 in the very first visit of the run, when there is no state yet. That state is, for each trained weight, what has the
 weight's shape: exp_avg and exp_avg_sq (Adam, AdamW: twice the trained weights), momentum_buffer (SGD with momentum:
 once), nothing (SGD without momentum), in the weight's own dtype. The step counter travels with it and is not billed.
@@ -104,7 +104,7 @@ class Relay:
         self.ledger.bill(t, client.number, "down", "client model", self.x_c.values())
         if self.optimizer_state is not None:
             load_optimizer(client.optimizers["client"], self.optimizer_state)
-            self.ledger.bill(t, client.number, "down", "optimizer_state", billed(self.optimizer_state))
+            self.ledger.bill(t, client.number, "down", "optimizer state", billed(self.optimizer_state))
 
     def take(self, t: int, members: list[Client]) -> None:
         """The end of a visit; in CPSL of several clients at once, whose weights and optimizer states are averaged."""
@@ -114,7 +114,7 @@ class Relay:
         if self.given.hands_on_optimizer:
             states = [deepcopy(client.optimizers["client"].state_dict()["state"]) for client in members]
             for client, own in zip(members, states, strict=True):
-                self.ledger.bill(t, client.number, "up", "optimizer_state", billed(own))
+                self.ledger.bill(t, client.number, "up", "optimizer state", billed(own))
             self.optimizer_state = average_states(states, [self.given.weights[client.number] for client in members])
 
 

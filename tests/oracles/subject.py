@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -93,27 +94,32 @@ def _found(federation: Federation, engine: LocalEngine) -> Found:
             own = below("own/auxiliary/", engine._clients.get(client, {}))
             waiting = federation.post.waiting.get(client, {}).get("auxiliary", {})
             auxiliaries[client] = {**common, **own, **waiting}
-    clients: dict[int, Tensors] = {}
-    if "client" in setup.algorithm.own_parts:
-        for client in range(setup.settings.config.clients):
-            own = below("own/client/", engine._clients.get(client, {}))
-            clients[client] = {**setup.initial["client"], **own}
     logits = {
         (client, place): row[None]
         for client, mail in federation.post.waiting.items()
         for place, row in enumerate(mail.get("logits", {}).get("logits", ()))
     }
     books = {(entry.round, entry.client, entry.direction, entry.kind): entry.bytes for entry in entries}
-    decoders = dict.fromkeys(range(setup.settings.config.clients), weights["decoder"]) if "decoder" in weights else {}
+    decoders = _next_parts(federation, "decoder") if "decoder" in setup.algorithm.holds else {}
     return Found(
         weights.get("client", {}),
         weights["server"],
         auxiliaries,
         books,
-        clients=clients,
+        clients=_next_parts(federation, "client"),
         decoders=decoders,
         logits=logits,
     )
+
+
+def _next_parts(federation: Federation, part: str) -> dict[int, Tensors]:
+    """By client: the weights of a part that it would start the next round with."""
+    post, newest = federation.post, federation.weights().get(part, federation.setup.initial[part])
+    own = {client: parts.get(part, {}) for client, parts in federation.engine.local_tensors().items()}
+    return {
+        client: {**newest, **(own.get(client, {}) if version == post.version else {})}
+        for client, version in enumerate(post.has)
+    }
 
 
 @contextmanager
@@ -160,7 +166,9 @@ def given_for(
     if config.algorithm == "fedgkt":
         own = {"distillation": _distillation(config, setup, cohorts, own)}
     if config.algorithm == "locfedmix-sl":
-        own = {"mixing": _mixing(config, batches, own), "decoder_lr": own["decoder_lr"]}
+        own["mixing"] = _mixing(config, batches, own)
+    known = {each.name for each in fields(Given)}
+    own = {name: value for name, value in own.items() if name in known}
     return Given(
         parts=parts,
         initial={part: {name: _double(x) for name, x in setup.initial[part].items()} for part in parts},
@@ -247,8 +255,8 @@ def compare(found: Found, expected: Found, *, tolerance: float = 1e-9, bytes: bo
     assert found.logits.keys() == expected.logits.keys()
     assert found.decoders.keys() == expected.decoders.keys()
     pairs = {"client": (found.client, expected.client), "server": (found.server, expected.server)}
+    pairs |= {f"client part of {n}": (found.clients[n], own) for n, own in expected.clients.items()}
     pairs |= {f"auxiliary of {n}": (own, expected.auxiliaries[n]) for n, own in found.auxiliaries.items()}
-    pairs |= {f"client part of {n}": (own, expected.clients[n]) for n, own in found.clients.items()}
     pairs |= {f"decoder of {n}": (own, expected.decoders[n]) for n, own in found.decoders.items()}
     pairs |= {f"logits of {n}": ({"logits": own}, {"logits": expected.logits[n]}) for n, own in found.logits.items()}
     for what, (own, wanted) in pairs.items():

@@ -181,16 +181,16 @@ def test_bytes_of_sl(optimizer, times, alternate):
             visits = (3 + (number == 2)) if alternate else 1
             assert found[t, number, "up", "client model"] == visits * model
             assert found[t, number, "down", "client model"] == visits * model
-            assert found[t, number, "up", "optimizer_state"] == visits * times * trained_bytes
+            assert found[t, number, "up", "optimizer state"] == visits * times * trained_bytes
             down = visits - ((t, number) == (0, 0))
-            assert found.get((t, number, "down", "optimizer_state"), 0) == down * times * trained_bytes
+            assert found.get((t, number, "down", "optimizer state"), 0) == down * times * trained_bytes
             samples = sum(len(given.batches[t, number, k][0]) for k in range(3 + (number == 2)))
             assert found[t, number, "up", "activations"] == samples * 3 * 36 * 8
             assert found[t, number, "down", "cut gradients"] == samples * 3 * 36 * 8
             assert found[t, number, "up", "labels"] == samples * 8
     assert not any(kind == "first download" for _, _, _, kind in found)
     plain = FAMILY["sl"](replace(given, optimizer="sgd", momentum=0.0))
-    assert "optimizer_state" not in kinds(plain)
+    assert "optimizer state" not in kinds(plain)
 
 
 # -------------------------------------------------------------------------------------------------- local-loss SplitFed
@@ -397,11 +397,11 @@ def test_a_cluster_hands_on_its_mean_state():
     handed_on, kept = FAMILY["cpsl"](given), FAMILY["cpsl"](replace(given, hands_on_optimizer=False))
     assert differs(handed_on.client, kept.client)
     trained_bytes = 8 * sum(weight.numel() for weight in new_part(given, "client").parameters())
-    downs = {key[:2] for key in handed_on.bytes if key[2:] == ("down", "optimizer_state")}
+    downs = {key[:2] for key in handed_on.bytes if key[2:] == ("down", "optimizer state")}
     assert downs == {(0, 1), (1, 0), (1, 1), (1, 2)}  # the first cluster finds no state
     for t in range(2):
         for number in range(3):
-            assert handed_on.bytes[t, number, "up", "optimizer_state"] == 2 * trained_bytes
+            assert handed_on.bytes[t, number, "up", "optimizer state"] == 2 * trained_bytes
             assert handed_on.bytes[t, number, "down", "client model"] == size(given.initial["client"])
 
 

@@ -62,10 +62,17 @@ def test_option_of_fsl_sage(subject, option, setting):
 
 
 @pytest.mark.parametrize(
-    "option", [{"partners": 2, "mix_alpha": 0.3}, {"decoder": False}, {"decoder_lr": 0.01}], ids=str
+    "option",
+    [
+        {"partners": 2, "mix_alpha": 0.3, "rounds": 2},
+        {"decoder": False, "rounds": 2},
+        {"decoder_lr": 0.01, "rounds": 2},
+        {"average_every": 2, "rounds": 5, "cohort": 0.67, "seed": 4},
+    ],
+    ids=str,
 )
 def test_option_of_locfedmix(subject, option):
-    check(subject(SETTINGS["Dirichlet, cohort 2 of 3"], option, cohort=1.0, rounds=2, algorithm="locfedmix-sl"))
+    check(subject(DIRICHLET, option, algorithm="locfedmix-sl"))
 
 
 @pytest.mark.parametrize(

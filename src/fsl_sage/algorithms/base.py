@@ -60,6 +60,9 @@ class Algorithm(ABC):
     """Whether an S-server holds the server part (not in FedAvg)."""
     stores_uploads: bool = False
     """Whether the S-server keeps the newest uploads."""
+    in_turn: bool = False
+    """Whether a client gets the averaged weights when its turn comes, and not when the round ends. So there is one
+    transfer down and one up for each turn, and no first download of what is averaged."""
     waits_for: str = "the S-server's answer to every batch"
     """What clients wait for, where they do."""
 
@@ -77,7 +80,7 @@ class Algorithm(ABC):
             if not self.takes_two_cuts:
                 raise InputError(
                     f"{config.algorithm} takes one cut, not {config.model.cut}: its S-server computes the loss. "
-                    "U-shapes run with splitfed-ms, splitfed-ss and fedavg."
+                    "U-shapes run with splitfed-ms, splitfed-ss, sl, adaptsfl and fedavg."
                 )
             self.averaged = (*self.averaged, "head")
             self.holds = (*self.holds, "head")
@@ -120,8 +123,14 @@ class Algorithm(ABC):
         """
         return {}
 
-    def groups(self, cohort: Sequence[int]) -> list[Sequence[int]]:
-        """Groups of the cohort that run one after the other, averaged after each."""
+    def turns(self, t: int, cohort: Sequence[int], steps: Mapping[int, int]) -> list[Sequence[int]]:
+        """Groups of the cohort that train one after the other in round t; the F-server averages after each.
+
+        Args:
+            t: The round.
+            cohort: The clients that take part in it, in ascending order.
+            steps: By client, the number of its local steps in a round.
+        """
         return [cohort]
 
     def averaged_in(self, t: int) -> tuple[str, ...]:

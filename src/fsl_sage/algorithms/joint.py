@@ -6,10 +6,33 @@ divided by the number of clients. (The slices of the gradient of one mean over a
 
 from collections.abc import Mapping
 
+from fsl_sage.algorithms.splitfed import SplitFed
 from fsl_sage.config import Config
 from fsl_sage.errors import InputError
 from fsl_sage.roles.protocols import SServerRole
 from fsl_sage.wire.message import CUT_GRADIENTS, CutGradients, Message
+
+
+class JointSplitFed(SplitFed):
+    """SplitFed with one server-side model that takes joint steps, and an average in every round or more rarely."""
+
+    own_copy = False
+    average_every: int = 1
+    """Rounds between two averages of the client parts: there is one at the end of rounds I - 1, 2 I - 1, …"""
+
+    def on_uploads(self, server: SServerRole, uploads: Mapping[int, Message]) -> dict[int, Message | None]:
+        """One step on all uploads; in a U-shape when the gradients of the heads have come."""
+        if self.labels_stay and not any(CUT_GRADIENTS in upload.parts for upload in uploads.values()):
+            return super().on_uploads(server, uploads)
+        return joint_step(server, uploads)
+
+    def averaged_in(self, t: int) -> tuple[str, ...]:
+        """The client parts, in every I-th round."""
+        return self.averaged if (t + 1) % self.average_every == 0 else ()
+
+    def trained_in(self, t: int) -> tuple[str, ...]:
+        """The client parts, in every round; between averages each client goes on with its own."""
+        return self.averaged
 
 
 def refuse_other_orders(config: Config, what: str) -> None:

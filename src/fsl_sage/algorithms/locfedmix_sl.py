@@ -1,16 +1,15 @@
 """LocFedMix-SL (Oh et al., 2022): joint steps, mixed activations at the S-server, decoders at the clients."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from torch import Tensor
 from torch.nn import functional as F
 
 from fsl_sage.algorithms.base import LocalRound
-from fsl_sage.algorithms.joint import local_step_of, refuse_other_orders
-from fsl_sage.algorithms.splitfed import SplitFed
-from fsl_sage.config import RATE, Config, check_ranges
+from fsl_sage.algorithms.joint import JointSplitFed, local_step_of, refuse_other_orders
+from fsl_sage.config import RATE, WHOLE, Config, check_ranges
 from fsl_sage.errors import InputError
 from fsl_sage.problems.make import is_text
 from fsl_sage.roles.protocols import ClientRole, SServerRole
@@ -30,13 +29,15 @@ class LocFedMixSLOptions:
     """Whether clients also learn to reconstruct their inputs from what they send, by a decoder."""
     decoder_lr: float = 1e-3
     """The learning rate of the decoder."""
+    average_every: int = field(default=1, metadata={"label": "averaging interval", "unit": "rounds"})
+    """Average client parts and decoders every T_c rounds; in between each client goes on with its own."""
 
     def __post_init__(self) -> None:
         partners = ("a whole number from 0 up", 0, 2**62)
-        check_ranges(self, {"partners": partners, "mix_alpha": RATE, "decoder_lr": RATE})
+        check_ranges(self, {"partners": partners, "mix_alpha": RATE, "decoder_lr": RATE, "average_every": WHOLE})
 
 
-class LocFedMixSL(SplitFed):
+class LocFedMixSL(JointSplitFed):
     """SplitFed with joint steps, whose server also learns from mixtures, and whose clients from reconstruction."""
 
     title = "LocFedMix-SL"
@@ -45,7 +46,6 @@ class LocFedMixSL(SplitFed):
     options: LocFedMixSLOptions
     uses = ("optimizer.auxiliary_weight_decay", "optimizer.server_lr")
     takes_two_cuts = False
-    own_copy = False
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -55,6 +55,7 @@ class LocFedMixSL(SplitFed):
                 "locfedmix-sl cannot run on texts: activations of texts of different lengths cannot be mixed, and "
                 "tokens have no decoder. Give another --algorithm."
             )
+        self.average_every = self.options.average_every
         if self.options.decoder:
             self.averaged = self.holds = ("client", "decoder")
 

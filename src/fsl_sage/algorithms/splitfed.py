@@ -1,8 +1,10 @@
 """What the two SplitFed systems (Thapa et al., 2022) have in common: clients wait for the true cut gradients."""
 
+from collections.abc import Iterator
 from typing import ClassVar
 
 from fsl_sage.algorithms.base import Algorithm, LocalRound
+from fsl_sage.problems.base import Batch
 from fsl_sage.roles.protocols import ClientRole, SServerRole
 from fsl_sage.wire.message import CUT_GRADIENTS, CutGradients, Message, Smashed
 
@@ -23,7 +25,7 @@ class SplitFed(Algorithm):
 
     def local_round(self, client: ClientRole, t: int) -> LocalRound:
         """Every batch goes up, and its cut gradients come down."""
-        for batch in client.batches(t):
+        for batch in self.batches(client, t):
             z = client.forward(batch)
             if self.labels_stay:
                 features = yield Smashed(z, {})
@@ -34,6 +36,10 @@ class SplitFed(Algorithm):
             assert reply is not None
             client.backward(z, reply.cut_gradients)
             client.step()
+
+    def batches(self, client: ClientRole, t: int) -> Iterator[Batch]:
+        """The batches that a client takes now: all of its round."""
+        return client.batches(t)
 
     def on_upload(self, server: SServerRole, client: int, upload: Message) -> Message:
         """Learn and answer with the cut gradients; in a U-shape first with what the head needs."""

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fsl_sage.algorithms.joint import joint_step, refuse_other_orders
+from fsl_sage.algorithms.joint import JointSplitFed, refuse_other_orders
 from fsl_sage.algorithms.splitfed import SplitFed
 from fsl_sage.config import Config
 from fsl_sage.roles.protocols import SServerRole
-from fsl_sage.wire.message import CUT_GRADIENTS, Message
+from fsl_sage.wire.message import Message
 
 
 @dataclass(frozen=True)
@@ -19,14 +19,13 @@ class SplitFedSSOptions:
     every upload."""
 
 
-class SplitFedSS(SplitFed):
+class SplitFedSS(JointSplitFed):
     """The single server-side model takes a step on every upload, in the order of arrival, or one for all of them."""
 
     title = "SplitFed-SS"
     colour = "#CC79A7"
     Options = SplitFedSSOptions
     options: SplitFedSSOptions
-    own_copy = False
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -34,8 +33,7 @@ class SplitFedSS(SplitFed):
             refuse_other_orders(config, "--joint-step")
 
     def on_uploads(self, server: SServerRole, uploads: Mapping[int, Message]) -> dict[int, Message | None]:
-        """With --joint-step one step on all uploads; in a U-shape when the gradients of the heads have come."""
-        features_first = self.labels_stay and not any(CUT_GRADIENTS in upload.parts for upload in uploads.values())
-        if not self.options.joint_step or features_first:
+        """One by one; with --joint-step all together."""
+        if self.options.joint_step:
             return super().on_uploads(server, uploads)
-        return joint_step(server, uploads)
+        return SplitFed.on_uploads(self, server, uploads)

@@ -39,6 +39,11 @@ def check(config: Config, agreement: Agreement) -> None:
             "--model.batch-norm local cannot run on Flower: the evaluation would need every site's statistics, which "
             "do not leave it. Give average or group."
         )
+    if any(set(algorithm.averaged) - set(algorithm.averaged_in(t)) for t in range(config.rounds)):
+        raise InputError(
+            f"{config.algorithm} cannot run on Flower with these options: in some rounds nothing is averaged, and the "
+            "evaluation would need every site's own weights, which do not leave it. Average in every round."
+        )
     if config.order == "arrival":
         raise InputError(
             "--order arrival cannot run on Flower, where uploads come at the end of a round: give interleaved."

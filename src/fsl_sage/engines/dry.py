@@ -15,8 +15,9 @@ from fsl_sage.alignment.fidelity import Fidelity
 from fsl_sage.alignment.passes import Smash
 from fsl_sage.engines.base import Delivery, Engine, Replies, Setup, advance
 from fsl_sage.engines.server import HostedServer, NoServer
+from fsl_sage.optimizers import state_shapes
 from fsl_sage.problems.base import Batch
-from fsl_sage.roles.client import local_batch_sizes, local_order
+from fsl_sage.roles.client import chosen_steps, local_batch_sizes, local_order
 from fsl_sage.roles.protocols import ClientRole, Parts, SServerRole, Update
 from fsl_sage.roles.work import boundary
 from fsl_sage.split import boundary_shapes
@@ -55,11 +56,13 @@ class DryEngine(Engine):
         self.server = self._server = HostedServer(setup, DrySServer(setup)) if has_s_server else NoServer()
         self._smashed = {} if smashed is None else smashed
         self._batches: dict[int, Batch] = {}
+        self._extras: dict[int, Tensors] = {}
+        """What an algorithm keeps at each client: the only state that a dry client has."""
 
     def train(self, t: int, clients: Sequence[int], delivery: Delivery, link: Link) -> list[Update]:
         """Every client's local round, step by step together; the contents of replies are made up."""
         self._server.begin(t)
-        players = {id: DryClient(id, self, delivery) for id in clients}
+        players = {id: DryClient(id, self, delivery, self._extras.setdefault(id, {})) for id in clients}
         rounds = {id: self.setup.algorithm.local_round(player, t) for id, player in players.items()}
         replies: Replies = dict.fromkeys(clients)
         while replies:
@@ -145,19 +148,19 @@ def _of_step(upload: Message, client: "DryClient") -> Message:
 class DryClient(ClientRole):
     """A client that answers with shapes."""
 
-    def __init__(self, id: int, engine: DryEngine, delivery: Delivery) -> None:
+    def __init__(self, id: int, engine: DryEngine, delivery: Delivery, extra: Tensors | None = None) -> None:
         self.id = id
         self.received = delivery.received
         self.received_extra = delivery.extra
-        self.extra: Tensors = {}
+        self.extra = {} if extra is None else extra
         self.round = self.step_index = -1
         self.examples = engine.setup.examples[id]
         self._engine = engine
 
-    def batches(self, t: int) -> Iterator[Batch]:
+    def batches(self, t: int, steps: range | None = None) -> Iterator[Batch]:
         """Batches of the right sizes."""
         self.round = t
-        for step, indices in enumerate(self._engine.order(t, self.id)):
+        for step, indices in chosen_steps(self._engine.order(t, self.id), steps):
             self.step_index = step
             yield replace(self._engine.batch(indices), examples=indices)
 
@@ -237,6 +240,14 @@ class DryClient(ClientRole):
     def replace(self, part: str, tensors: Tensors) -> None:
         """Shapes stay."""
 
+    def optimizer_state(self, part: str) -> Tensors:
+        """Shapes of what the optimizer remembers after a step."""
+        config = self._engine.setup.settings.config.optimizer
+        return state_shapes(config.name, self.parameters(part), config.momentum)
+
+    def set_optimizer_state(self, part: str, state: Tensors) -> None:
+        """Shapes stay."""
+
 
 def _with_gradient(parameter: Tensor) -> Tensor:
     shape = nn.Parameter(torch.empty_like(parameter, device="meta"))
@@ -276,6 +287,10 @@ class DrySServer(SServerRole):
 
     def step(self, step: int) -> None:
         """Nothing is computed."""
+
+    def terms(self, smashed: Message) -> int:
+        """Nothing is computed."""
+        return 1
 
     def forward(self, client: int, smashed: Message, *, own_copy: bool = False) -> Smash:
         """What the module gives for shapes."""

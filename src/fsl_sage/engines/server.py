@@ -148,12 +148,5 @@ def part_states(state: Mapping[str, Tensor]) -> tuple[dict[int, Tensors], Tensor
 
 def local_tensors(setup: Setup, clients: Mapping[int, Tensors]) -> dict[int, Parts]:
     """By client, in order: its own parts, and what of averaged parts it keeps for itself."""
-    algorithm, local = setup.algorithm, setup.settings.stays_local
-    kept: dict[int, Parts] = {}
-    for id, state in sorted(clients.items()):
-        own = {part: below(f"own/{part}/", state) for part in (*algorithm.averaged, *algorithm.own_parts)}
-        kept[id] = {
-            part: {n: x for n, x in tensors.items() if part in algorithm.own_parts or n in local.get(part, ())}
-            for part, tensors in own.items()
-        }
-    return kept
+    kept = (*setup.algorithm.averaged, *setup.algorithm.own_parts)
+    return {id: {part: below(f"own/{part}/", state) for part in kept} for id, state in sorted(clients.items())}

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -59,11 +60,11 @@ class Client(ClientRole):
                 replica.load_optimizer_state(below(f"optimizer/{part}/", state))
             self._parts[part] = replica
 
-    def batches(self, t: int) -> Iterator[Batch]:
-        """The mini-batches of round t: E epochs in random order, or K steps."""
+    def batches(self, t: int, steps: range | None = None) -> Iterator[Batch]:
+        """The mini-batches of round t: E epochs in random order, or K steps; of these local steps alone if given."""
         config = self._settings.config
         self.round = t
-        for step, indices in enumerate(local_order(len(self.examples), config, self.id, t)):
+        for step, indices in chosen_steps(local_order(len(self.examples), config, self.id, t), steps):
             self.step_index = step
             augmentation = generator(config.seed, "augment", self.id, t, step)
             chosen = self.examples[indices]
@@ -222,6 +223,14 @@ class Client(ClientRole):
         self._own[part] = tensors
         self._parts[part] = Replica(self._workbench.slots[part], tensors, None)
 
+    def optimizer_state(self, part: str) -> Tensors:
+        """What the optimizer of a part that this client trains remembers, by "weight's name/entry"; not copied."""
+        return self._parts[part].optimizer_state()
+
+    def set_optimizer_state(self, part: str, state: Tensors) -> None:
+        """Put another state in the place of that of a part's optimizer; it is copied, for it is trained in place."""
+        self._parts[part].load_optimizer_state({path: tensor.clone() for path, tensor in state.items()})
+
     def upload(self, parts: tuple[str, ...]) -> dict[str, Tensors]:
         """The weights that go to the F-server."""
         return {part: self._settings.travelling(part, self._parts[part].weights()) for part in parts}
@@ -238,6 +247,11 @@ class Client(ClientRole):
                 own = {name: tensor for name, tensor in weights.items() if name not in travels}
             state |= {f"own/{part}/{name}": tensor for name, tensor in own.items()}
         return state
+
+
+def chosen_steps(order: Iterator[Tensor], steps: range | None) -> Iterator[tuple[int, Tensor]]:
+    """Local steps with their numbers: all of them, or these alone."""
+    return enumerate(order) if steps is None else islice(enumerate(order), steps.start, steps.stop, steps.step)
 
 
 def local_order(examples: int, config: Config, client: int, t: int) -> Iterator[Tensor]:

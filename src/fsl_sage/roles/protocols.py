@@ -73,8 +73,8 @@ class ClientRole(Protocol):
     """What an algorithm keeps at this client from round to round."""
 
     @abstractmethod
-    def batches(self, t: int) -> Iterator[Batch]:
-        """The mini-batches of round t: E epochs in random order, or K steps."""
+    def batches(self, t: int, steps: range | None = None) -> Iterator[Batch]:
+        """The mini-batches of round t: E epochs in random order, or K steps; of these local steps alone if given."""
 
     @abstractmethod
     def own_examples(self) -> Iterator[Batch]:
@@ -168,6 +168,14 @@ class ClientRole(Protocol):
     def replace(self, part: str, tensors: Tensors) -> None:
         """Take over weights of its own for a part that is not averaged, such as a newly aligned auxiliary."""
 
+    @abstractmethod
+    def optimizer_state(self, part: str) -> Tensors:
+        """What the optimizer of a part that this client trains remembers, by "weight's name/entry"."""
+
+    @abstractmethod
+    def set_optimizer_state(self, part: str, state: Tensors) -> None:
+        """Put another state in the place of that of a part's optimizer; the learning rate is not part of it."""
+
 
 class SServerRole(Protocol):
     """The S-server between and during rounds."""
@@ -201,6 +209,10 @@ class SServerRole(Protocol):
     @abstractmethod
     def step(self, step: int) -> None:
         """One optimizer step on all that was joined; `step` is the local step that the learning rate goes by."""
+
+    @abstractmethod
+    def terms(self, smashed: Message) -> int:
+        """The number of loss terms (samples, or tokens) over which the mean loss of an upload is taken."""
 
     @abstractmethod
     def forward(self, client: int, smashed: Message, *, own_copy: bool = False) -> Smash:

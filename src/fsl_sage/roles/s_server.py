@@ -113,6 +113,10 @@ class SServer(SServerRole):
         """One optimizer step on all that was joined; `step` is the local step that the learning rate goes by."""
         self._model.step(self._lr(self.round, step))
 
+    def terms(self, smashed: Message) -> int:
+        """The number of loss terms over which the mean loss of an upload is taken."""
+        return self._settings.task.terms(smashed.target)
+
     def _pass(self, replica: Replica, client: int, smashed: Message, *, cut_gradient: bool) -> Smash:
         self._settings.seed_forward("dropout-s-server", client, self.round, int(smashed.values["step"]))
         gradients, loss = self._settings.passes.learn(

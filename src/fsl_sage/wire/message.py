@@ -18,6 +18,7 @@ CUT_GRADIENTS = "cut gradients"
 LOGITS = "logits"
 DECODER = "decoder"
 FIRST_DOWNLOAD = "first download"
+OPTIMIZER_STATE = "optimizer state"
 
 
 def nbytes(tensors: Mapping[str, Tensor]) -> int:

@@ -61,7 +61,7 @@ class RayEngine(Engine):
 
     def train(self, t: int, clients: Sequence[int], delivery: Delivery, link: Link) -> list[Update]:
         """Clients that wait exchange every batch with the S-server; the others run their whole round in parallel."""
-        common = ray.put((delivery.received, delivery.extra))
+        common = ray.put((delivery.received, delivery.extra, delivery.renewed))
         if self.setup.algorithm.waits_in(t):
             ended = self._run_in_exchange(t, clients, common, delivery.mail, link)
         else:
