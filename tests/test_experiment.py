@@ -51,6 +51,10 @@ def test_costs_at_the_papers_setting_to_the_byte():
         "splitfed-ms": 874_000_960,
         "splitfed-ss": 874_000_960,
         "fedavg": 895_302_560,
+        "sl": 874_000_960,
+        "local-loss": 632_789_120,
+        "cpsl": 874_000_960,
+        "adaptsfl": 874_000_960,
     }
     assert costs["fsl-sage"]["bytes_paper_aligning"] == 222_881_120
     assert costs["fsl-sage"]["by_kind"]["labels"] == {"up": 10 * 4 * 256 * 8, "down": 0}

@@ -7,7 +7,7 @@ but other strides than its weight is silently scrambled: every element gets anot
 that is None keeps the layout of the weight. Every optimizer made here looks before each step, and refuses.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -36,6 +36,16 @@ def make_optimizer(
     if fused:
         optimizer.register_step_pre_hook(_check_layouts)
     return optimizer
+
+
+def state_shapes(name: OptimizerName, weights: Mapping[str, Tensor], momentum: float) -> dict[str, Tensor]:
+    """What an optimizer remembers of weights after a step, beside step counters: shapes by "weight's name/entry"."""
+    entries = {"sgd": ("momentum_buffer",) if momentum else ()}.get(name, ("exp_avg", "exp_avg_sq"))
+    return {
+        f"{weight}/{entry}": torch.empty_like(tensor, device="meta", requires_grad=False)
+        for weight, tensor in weights.items()
+        for entry in entries
+    }
 
 
 def in_layout_of(weight: Tensor, tensor: Tensor) -> Tensor:

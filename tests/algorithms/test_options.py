@@ -165,10 +165,10 @@ def test_help_shows_the_options_of_the_algorithm(capsys):
         ("rounds", set(ALGORITHMS)),
         ("align_every", {"fsl-sage", "lazy-fsl-sage"}),
         ("align_until", {"lazy-fsl-sage"}),
-        ("upload_every", {"fsl-sage", "lazy-fsl-sage", "cse-fsl"}),
+        ("upload_every", {"fsl-sage", "lazy-fsl-sage", "cse-fsl", "heron-sfl"}),
         ("alignment.steps", {"fsl-sage", "lazy-fsl-sage"}),
-        ("alignment.samples", {"fsl-sage", "lazy-fsl-sage", "cse-fsl"}),
-        ("model.auxiliary", {"fsl-sage", "lazy-fsl-sage", "cse-fsl"}),
+        ("alignment.samples", {"fsl-sage", "lazy-fsl-sage", "cse-fsl", "heron-sfl"}),
+        ("model.auxiliary", {"fsl-sage", "lazy-fsl-sage", "cse-fsl", "heron-sfl", "fedgkt", "local-loss"}),
         ("optimizer.server_lr", set(ALGORITHMS) - {"fedavg"}),
     ],
 )

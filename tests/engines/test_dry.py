@@ -33,7 +33,7 @@ class InTurn(Joint):
     def on_uploads(self, server, uploads):
         return {id: CutGradients(server.learn(id, upload, cut_gradient=True)) for id, upload in uploads.items()}
 
-    def groups(self, cohort):
+    def turns(self, t, cohort, steps):
         return [[client] for client in cohort]
 
 

@@ -111,8 +111,20 @@ def assert_same_run(a, b):
         {"algorithm": "cse-fsl", "optimizer": {"label_smoothing": 0.2, "auxiliary_weight_decay": 0.0}},
         {"local_auxiliary": True, "rounds": 3, "align_rounds": [1], "alignment": {"optimizer_state": "kept"}},
         {"precision": "float64"},
+        {"algorithm": "heron-sfl"},
     ],
-    ids=["fsl-sage", "warm", "lazy", "cse-fsl", "fedavg", "cohort", "smoothing", "local-auxiliary", "float64"],
+    ids=[
+        "fsl-sage",
+        "warm",
+        "lazy",
+        "cse-fsl",
+        "fedavg",
+        "cohort",
+        "smoothing",
+        "local-auxiliary",
+        "float64",
+        "heron-sfl",
+    ],
 )
 def test_bits_ledger_and_metrics_are_those_of_the_local_engine(deploy, changes):
     deployment = deploy(**changes)

@@ -75,6 +75,20 @@ class ResNetAuxiliary(nn.Module):
         return self.fc(self.block2(z).mean(dim=(2, 3)))
 
 
+class ResNetDecoder(nn.Module):
+    """z back to images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(16, 16, 3, padding=1)
+        self.conv2 = nn.Conv2d(16, 3, 3, padding=1)
+        self.double()
+
+    def forward(self, z: Tensor) -> Tensor:
+        y = torch.relu(self.conv1(z))
+        return self.conv2(y.repeat_interleave(4, dim=2).repeat_interleave(4, dim=3))
+
+
 def image_loss(output: Tensor, target: Target) -> Tensor:
     return F.cross_entropy(output, target["labels"])
 

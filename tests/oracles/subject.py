@@ -1,7 +1,9 @@
 """The package's side of a comparison with an oracle: a run of its own, and what an oracle must be handed for it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -17,11 +19,12 @@ from fsl_sage.experiment.setup import make_setup
 from fsl_sage.models.conv import Conv2d
 from fsl_sage.models.layout import AdaptiveAvgPool2d
 from fsl_sage.models.norm import BatchNorm2d
+from fsl_sage.problems.batches import batch_indices
 from fsl_sage.roles import s_server
 from fsl_sage.roles.client import local_order
-from fsl_sage.seeding import generator
+from fsl_sage.seeding import generator, numpy_generator
 from fsl_sage.wire.paths import below
-from tests.oracles.given import Alignment, Found, Given, Tensors
+from tests.oracles.given import Alignment, Distillation, Found, Given, Tensors
 
 
 class TinyResNet(nn.Module):
@@ -91,8 +94,32 @@ def _found(federation: Federation, engine: LocalEngine) -> Found:
             own = below("own/auxiliary/", engine._clients.get(client, {}))
             waiting = federation.post.waiting.get(client, {}).get("auxiliary", {})
             auxiliaries[client] = {**common, **own, **waiting}
+    logits = {
+        (client, place): row[None]
+        for client, mail in federation.post.waiting.items()
+        for place, row in enumerate(mail.get("logits", {}).get("logits", ()))
+    }
     books = {(entry.round, entry.client, entry.direction, entry.kind): entry.bytes for entry in entries}
-    return Found(weights["client"], weights["server"], auxiliaries, books)
+    decoders = _next_parts(federation, "decoder") if "decoder" in setup.algorithm.holds else {}
+    return Found(
+        weights.get("client", {}),
+        weights["server"],
+        auxiliaries,
+        books,
+        clients=_next_parts(federation, "client"),
+        decoders=decoders,
+        logits=logits,
+    )
+
+
+def _next_parts(federation: Federation, part: str) -> dict[int, Tensors]:
+    """By client: the weights of a part that it would start the next round with."""
+    post, newest = federation.post, federation.weights().get(part, federation.setup.initial[part])
+    own = {client: parts.get(part, {}) for client, parts in federation.engine.local_tensors().items()}
+    return {
+        client: {**newest, **(own.get(client, {}) if version == post.version else {})}
+        for client, version in enumerate(post.has)
+    }
 
 
 @contextmanager
@@ -136,6 +163,12 @@ def given_for(
     optimizer, alignment = config.optimizer, config.alignment
     decay = optimizer.auxiliary_weight_decay
     own = all_options(setup.algorithm.options)
+    if config.algorithm == "fedgkt":
+        own = {"distillation": _distillation(config, setup, cohorts, own)}
+    if config.algorithm == "locfedmix-sl":
+        own["mixing"] = _mixing(config, batches, own)
+    known = {each.name for each in fields(Given)}
+    own = {name: value for name, value in own.items() if name in known}
     return Given(
         parts=parts,
         initial={part: {name: _double(x) for name, x in setup.initial[part].items()} for part in parts},
@@ -154,6 +187,7 @@ def given_for(
         auxiliary_weight_decay=optimizer.weight_decay if decay is None else decay,
         momentum=optimizer.momentum,
         **{name: value for name, value in own.items() if value is not None},
+        direction=partial(_direction, seed, setup),
         alignment=Alignment(
             samples=alignment.samples,
             batch_size=alignment.batch_size,
@@ -167,6 +201,50 @@ def given_for(
     )
 
 
+def _distillation(config: Config, setup: Setup, cohorts: list[list[int]], own: dict[str, Any]) -> Distillation:
+    """FedGKT's examples, known by (client, place among its own), and the batches of clients and S-server."""
+    own = dict(own)
+    epochs, examples = own.pop("server_epochs"), {}
+    for client, indices in enumerate(setup.examples):
+        for place in range(len(indices)):
+            batch = setup.settings.task.training_batch(indices[place : place + 1], torch.Generator())
+            examples[client, place] = (batch.inputs.double(), batch.target)
+    client_batches, server_batches = {}, {}
+    for t, cohort in enumerate(cohorts):
+        for client in cohort:
+            order = local_order(len(setup.examples[client]), config, client, t)
+            client_batches[t, client] = [places.tolist() for places in order]
+        there = [(client, place) for client in cohort for place in range(len(setup.examples[client]))]
+        server_batches[t] = [
+            [there[place] for place in places.tolist()]
+            for epoch in range(epochs)
+            for places in batch_indices(
+                len(there), config.batch_size, generator(config.seed, "server order", round=t, step=epoch)
+            )
+        ]
+    return Distillation(examples, client_batches, server_batches, **own)
+
+
+def _mixing(config: Config, batches: Mapping[tuple[int, int, int], Any], own: Mapping[str, Any]) -> dict:
+    """LocFedMix-SL: by (round, step) and client, its partners and its own share of each mixture."""
+    mixing: dict[tuple[int, int], dict[int, list[tuple[int, float]]]] = {}
+    for t, client, step in batches:
+        others = [other for other in range(config.clients) if other != client and (t, other, step) in batches]
+        draw = numpy_generator(config.seed, "mixing", client, t, step)
+        partners = draw.permutation(others)[: own["partners"]]
+        pairs = [(int(partner), draw.beta(own["mix_alpha"], own["mix_alpha"])) for partner in partners]
+        mixing.setdefault((t, step), {})[client] = pairs
+    return mixing
+
+
+def _direction(seed: int, setup: Setup, t: int, client: int, step: int) -> torch.Tensor:
+    """HERON's u: normal numbers of the step's own seed over all trained weights, scaled to length 1."""
+    modules = (setup.modules[part] for part in ("client", "auxiliary"))
+    d = sum(weight.numel() for module in modules for weight in module.parameters())
+    normal = torch.randn(d, generator=generator(seed, "direction", client, t, step)).double()
+    return normal / normal.square().sum().sqrt()
+
+
 def _double(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.double().clone() if tensor.is_floating_point() else tensor.clone()
 
@@ -174,8 +252,13 @@ def _double(tensor: torch.Tensor) -> torch.Tensor:
 def compare(found: Found, expected: Found, *, tolerance: float = 1e-9, bytes: bool = True) -> None:
     """The same weights to `tolerance` of each tensor's largest value (at least 1), and exactly the same bytes."""
     assert found.auxiliaries.keys() == expected.auxiliaries.keys()
+    assert found.logits.keys() == expected.logits.keys()
+    assert found.decoders.keys() == expected.decoders.keys()
     pairs = {"client": (found.client, expected.client), "server": (found.server, expected.server)}
+    pairs |= {f"client part of {n}": (found.clients[n], own) for n, own in expected.clients.items()}
     pairs |= {f"auxiliary of {n}": (own, expected.auxiliaries[n]) for n, own in found.auxiliaries.items()}
+    pairs |= {f"decoder of {n}": (own, expected.decoders[n]) for n, own in found.decoders.items()}
+    pairs |= {f"logits of {n}": ({"logits": own}, {"logits": expected.logits[n]}) for n, own in found.logits.items()}
     for what, (own, wanted) in pairs.items():
         assert own.keys() == wanted.keys(), what
         for name, tensor in own.items():

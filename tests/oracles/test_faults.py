@@ -1,13 +1,19 @@
 """An oracle is worth what it notices: each of these faults, put into the package, must make the comparison fail."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
+from torch.nn import functional
 
 from fsl_sage import optimizers
+from fsl_sage.algorithms.fedgkt import FedGKT
+from fsl_sage.algorithms.locfedmix_sl import LocFedMixSL
 from fsl_sage.alignment.dataset import AlignmentData, Upload
-from fsl_sage.roles import averaging, f_server
+from fsl_sage.problems.base import Batch
+from fsl_sage.roles import averaging, f_server, s_server
+from fsl_sage.roles import client as client_role
 from fsl_sage.roles.client import Client
 from fsl_sage.roles.replica import Replica
 from fsl_sage.roles.s_server import SServer
@@ -95,19 +101,186 @@ def older_samples(patch: Patch) -> None:
     patch.setattr(AlignmentData, "add", one_late)
 
 
+def probe_moves_statistics(patch: Patch) -> None:
+    """The perturbed pass moves the running statistics too."""
+    patch.setattr(client_role, "untouched_statistics", lambda module: nullcontext())
+
+
+def one_direction_a_round(patch: Patch) -> None:
+    """All steps of a client's round go along the direction of the first."""
+    direction = Client.direction
+
+    def first(self: Client) -> torch.Tensor:
+        step, self.step_index = self.step_index, 0
+        u = direction(self)
+        self.step_index = step
+        return u
+
+    patch.setattr(Client, "direction", first)
+
+
+def longer_direction(patch: Patch) -> None:
+    """u is not of length 1."""
+    direction = Client.direction
+    patch.setattr(Client, "direction", lambda self: 1.001 * direction(self))
+
+
+def stays_moved(patch: Patch) -> None:
+    """After the perturbed pass the weights stay where they were moved to."""
+
+    @contextmanager
+    def moved(self: Client, u: torch.Tensor, by: float) -> Iterator[None]:
+        self.move(u, by)
+        yield
+
+    patch.setattr(Client, "moved", moved)
+
+
+def uploads_perturbed(patch: Patch) -> None:
+    """What goes up is of the perturbed pass."""
+    loss = Client.loss
+
+    def perturbed(self: Client, batch: object, part: str, *, leaves_trace: bool = True) -> object:
+        z, value = loss(self, batch, part, leaves_trace=leaves_trace)
+        if leaves_trace:
+            with self.moved(self.direction(), 1e-2):
+                z, _ = loss(self, batch, part, leaves_trace=False)
+        return z, value
+
+    patch.setattr(Client, "loss", perturbed)
+
+
+WITHOUT_BACKWARD: list[Callable[[Patch], None]] = [
+    probe_moves_statistics,
+    one_direction_a_round,
+    longer_direction,
+    stays_moved,
+    uploads_perturbed,
+]
+
+
+def logits_by_place_in_batch(patch: Patch) -> None:
+    """An example is taught by the logits of another one that had its place in a batch."""
+    patch.setattr(torch, "searchsorted", lambda known, wanted: torch.arange(len(wanted)))
+
+
+def features_in_training_mode(patch: Patch) -> None:
+    """What a client sends is computed with the statistics of the batch."""
+
+    def infer(self: Client, batch: Batch, part: str) -> tuple[object, object]:
+        with torch.no_grad():
+            z = self.forward(batch)
+            return z, self.output(part, *z)
+
+    patch.setattr(Client, "infer", infer)
+
+
+def divergence_without_square(patch: Patch) -> None:
+    """The divergence is not multiplied by the temperature's square."""
+    divergence = FedGKT._divergence
+    patch.setattr(FedGKT, "_divergence", lambda self, *args: divergence(self, *args) / self.options.temperature**2)
+
+
+def divergence_the_other_way(patch: Patch) -> None:
+    """KL(student || teacher)."""
+    kl_div = functional.kl_div
+    patch.setattr(functional, "kl_div", lambda student, teacher, **options: kl_div(teacher, student, **options))
+
+
+def never_taught(patch: Patch) -> None:
+    """A client does not look at the server's logits."""
+    patch.setattr(FedGKT, "on_download", lambda self, client, message: None)
+
+
+BY_LOGITS: list[Callable[[Patch], None]] = [
+    logits_by_place_in_batch,
+    features_in_training_mode,
+    divergence_without_square,
+    divergence_the_other_way,
+    never_taught,
+]
+
+
+def shared_reply(patch: Patch) -> None:
+    """The reply to a client is multiplied by its share of the data."""
+    join = SServer.join
+    patch.setattr(
+        SServer, "join", lambda self, client, upload, share: tuple(share * g for g in join(self, client, upload, share))
+    )
+
+
+def fixed_share(patch: Patch) -> None:
+    """All mixtures have both in equal parts."""
+    partners = LocFedMixSL._partners
+    patch.setattr(LocFedMixSL, "_partners", lambda self, *given: [(j, 0.5) for j, _ in partners(self, *given)])
+
+
+def mixtures_move_statistics(patch: Patch) -> None:
+    """The running statistics are of mixed activations too."""
+    patch.setattr(s_server, "untouched_statistics", lambda module: nullcontext())
+
+
+def detached_encoder(patch: Patch) -> None:
+    """The reconstruction trains the decoder alone."""
+    gradient = Client.gradient
+    patch.setattr(Client, "gradient", lambda self, *given: tuple(torch.zeros_like(g) for g in gradient(self, *given)))
+
+
+def one_learning_rate(patch: Patch) -> None:
+    """The decoder has the client part's learning rate."""
+    step = Client.step
+    patch.setattr(Client, "step", lambda self, **lr: step(self))
+
+
+def skipped_joint_step(patch: Patch) -> None:
+    """The S-server leaves out one step of the run."""
+    step, skipped = SServer.step, []
+
+    def skip_one(self: SServer, k: int) -> None:
+        if skipped:
+            step(self, k)
+        else:
+            self._model.optimizer.zero_grad(set_to_none=True)
+            skipped.append(k)
+
+    patch.setattr(SServer, "step", skip_one)
+
+
+MIXED: list[Callable[[Patch], None]] = [
+    shared_reply,
+    fixed_share,
+    mixtures_move_statistics,
+    detached_encoder,
+    one_learning_rate,
+    skipped_joint_step,
+]
 EVERYWHERE: list[Callable[[Patch], None]] = [lost_optimizer_state, moved_statistics, wrong_weight]
 AT_THE_S_SERVER: list[Callable[[Patch], None]] = [skipped_upload]
 IN_ALIGNMENT: list[Callable[[Patch], None]] = [scrambled_alignment, other_samples, older_samples]
+NO_FAULT = [
+    ("heron-sfl", lost_optimizer_state),  # its clients have no optimizer state
+    ("fedgkt", wrong_weight),  # nothing is averaged
+    ("fedgkt", skipped_upload),  # its S-server does not learn from single uploads
+    ("locfedmix-sl", skipped_upload),  # nor does this one: see skipped_joint_step
+]
 FAULTS = [
-    *((algorithm, fault) for algorithm in ORACLES for fault in EVERYWHERE),
-    *((algorithm, fault) for algorithm in ORACLES if algorithm != "fedavg" for fault in AT_THE_S_SERVER),
+    *((algorithm, fault) for algorithm in ORACLES for fault in EVERYWHERE if (algorithm, fault) not in NO_FAULT),
+    *(
+        (algorithm, fault)
+        for algorithm in ORACLES
+        for fault in AT_THE_S_SERVER
+        if algorithm != "fedavg" and (algorithm, fault) not in NO_FAULT
+    ),
     *(("fsl-sage", fault) for fault in IN_ALIGNMENT),
+    *(("heron-sfl", fault) for fault in WITHOUT_BACKWARD),
+    *(("fedgkt", fault) for fault in BY_LOGITS),
+    *(("locfedmix-sl", fault) for fault in MIXED),
 ]
 
 
 @pytest.mark.parametrize(("algorithm", "fault"), FAULTS, ids=lambda value: getattr(value, "__name__", value))
 def test_the_oracle_notices(subject, monkeypatch, algorithm, fault):
-    config = subject(DIRICHLET, algorithm=algorithm)
+    config = subject(DIRICHLET, algorithm=algorithm, decoder_lr=3e-3)
     fault(monkeypatch)
     with pytest.raises(AssertionError, match="is off by"):
         check(config)

@@ -1,15 +1,17 @@
 """Every algorithm on images against its oracle: weights in float64 to 1e-9, auxiliaries too, and exactly its bytes."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from fsl_sage.alignment.passes import Passes
 from fsl_sage.experiment.setup import make_setup
 from tests.oracles import ORACLES
-from tests.oracles.models import ResNetAuxiliary, ResNetClient, ResNetServer, image_loss, image_terms
+from tests.oracles.models import ResNetAuxiliary, ResNetClient, ResNetDecoder, ResNetServer, image_loss, image_terms
 from tests.oracles.subject import compare, given_for, run_of
 
-PARTS = {"client": ResNetClient, "server": ResNetServer, "auxiliary": ResNetAuxiliary}
+PARTS = {"client": ResNetClient, "server": ResNetServer, "auxiliary": ResNetAuxiliary, "decoder": ResNetDecoder}
 DIRICHLET = {"data": {"partition": "dirichlet", "alpha": 0.5}}
 SETTINGS = {
     "iid": {},
@@ -35,6 +37,8 @@ OPTIONS = {
 
 
 def check(config, *, tolerance=1e-9, bytes=True):
+    if config.algorithm == "fedgkt":  # its examples are known by number, not as a batch has augmented them
+        config = replace(config, data=replace(config.data, augment=False))
     setup, found, orders = run_of(config)
     parts = {part: PARTS[part] for part in setup.initial}
     given = given_for(config, setup, orders, parts, image_loss, image_terms)
@@ -57,6 +61,27 @@ def test_option_of_fsl_sage(subject, option, setting):
     check(subject(SETTINGS[setting], OPTIONS[option]))
 
 
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"partners": 2, "mix_alpha": 0.3, "rounds": 2},
+        {"decoder": False, "rounds": 2},
+        {"decoder_lr": 0.01, "rounds": 2},
+        {"average_every": 2, "rounds": 5, "cohort": 0.67, "seed": 4},
+    ],
+    ids=str,
+)
+def test_option_of_locfedmix(subject, option):
+    check(subject(DIRICHLET, option, algorithm="locfedmix-sl"))
+
+
+@pytest.mark.parametrize(
+    "option", [{"server_epochs": 2, "temperature": 1.5}, {"client_kl": 0.3, "server_ce": 0.7}], ids=str
+)
+def test_option_of_fedgkt(subject, option):
+    check(subject(DIRICHLET, option, rounds=2, algorithm="fedgkt"))
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 @pytest.mark.parametrize("algorithm", ["fsl-sage", "cse-fsl"])
 def test_optimizer(subject, algorithm, optimizer):
@@ -64,10 +89,12 @@ def test_optimizer(subject, algorithm, optimizer):
     check(subject(DIRICHLET, algorithm=algorithm, optimizer=own))
 
 
-@pytest.mark.parametrize("algorithm", ORACLES)
+@pytest.mark.parametrize("algorithm", [name for name in ORACLES if name not in {"heron-sfl", "fedgkt"}])
 def test_one_step_in_single_precision(subject, algorithm):
     """One local step, one step of the S-server for each client and one of the alignment, by SGD: Adam's first step is
-    the sign of the gradient, which rounding decides where that is near 0. Rounding of float32 is 6e-8 of a value."""
+    the sign of the gradient, which rounding decides where that is near 0. Rounding of float32 is 6e-8 of a value. HERON
+    divides the difference of two losses by a small number, which makes rounding much larger; the S-server of FedGKT
+    takes ten steps."""
     one = {"precision": "float32", "rounds": 1, "local_steps": 1, "optimizer": {"name": "sgd", "lr": 0.1}}
     config = subject(one, algorithm=algorithm, alignment={"optimizer": "sgd", "steps": 1, "lr": 0.1})
     check(config, tolerance=2e-6, bytes=False)

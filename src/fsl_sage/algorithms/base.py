@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from fsl_sage.config import Config
 from fsl_sage.errors import InputError
 from fsl_sage.roles.protocols import ClientRole, FServerRole, SServerRole, Update
-from fsl_sage.wire.message import AUXILIARY, CLIENT_MODEL, FULL_MODEL, Message, Tensors
+from fsl_sage.wire.message import AUXILIARY, CLIENT_MODEL, DECODER, FULL_MODEL, Message, Tensors
 
 LocalRound = Generator[Message, Message | None, None]
 """A client's round: yields uploads; what is sent back into it is the S-server's reply, if there is one."""
@@ -50,13 +50,19 @@ class Algorithm(ABC):
     averaged: tuple[str, ...] = ("client",)
     """The parts of the model that the F-server averages: client, auxiliary, server."""
     holds: tuple[str, ...] = ("client",)
-    """The parts that a client holds."""
+    """The parts that a client holds. A "decoder", from smashed data back to inputs, is made for those who hold one."""
+    own_parts: tuple[str, ...] = ()
+    """The parts that each client trains for itself. They are never averaged, so there is no merged model: it is
+    evaluated as the mean over the clients, each with its own parts."""
     takes_two_cuts: bool = False
     """Whether it can run a U-shape, whose last part, the head, is back at the client."""
     has_s_server: bool = True
     """Whether an S-server holds the server part (not in FedAvg)."""
     stores_uploads: bool = False
     """Whether the S-server keeps the newest uploads."""
+    in_turn: bool = False
+    """Whether a client gets the averaged weights when its turn comes, and not when the round ends. So there is one
+    transfer down and one up for each turn, and no first download of what is averaged."""
     waits_for: str = "the S-server's answer to every batch"
     """What clients wait for, where they do."""
 
@@ -74,7 +80,7 @@ class Algorithm(ABC):
             if not self.takes_two_cuts:
                 raise InputError(
                     f"{config.algorithm} takes one cut, not {config.model.cut}: its S-server computes the loss. "
-                    "U-shapes run with splitfed-ms, splitfed-ss and fedavg."
+                    "U-shapes run with splitfed-ms, splitfed-ss, sl, adaptsfl and fedavg."
                 )
             self.averaged = (*self.averaged, "head")
             self.holds = (*self.holds, "head")
@@ -117,8 +123,14 @@ class Algorithm(ABC):
         """
         return {}
 
-    def groups(self, cohort: Sequence[int]) -> list[Sequence[int]]:
-        """Groups of the cohort that run one after the other, averaged after each."""
+    def turns(self, t: int, cohort: Sequence[int], steps: Mapping[int, int]) -> list[Sequence[int]]:
+        """Groups of the cohort that train one after the other in round t; the F-server averages after each.
+
+        Args:
+            t: The round.
+            cohort: The clients that take part in it, in ascending order.
+            steps: By client, the number of its local steps in a round.
+        """
         return [cohort]
 
     def averaged_in(self, t: int) -> tuple[str, ...]:
@@ -126,8 +138,8 @@ class Algorithm(ABC):
         return self.averaged
 
     def trained_in(self, t: int) -> tuple[str, ...]:
-        """The parts that a client trains in round t: those that are averaged."""
-        return self.averaged_in(t)
+        """The parts that a client trains in round t: those that are averaged, and its own."""
+        return (*self.averaged_in(t), *self.own_parts)
 
     def waits_in(self, t: int) -> bool:
         """Whether clients wait for the S-server's replies in round t."""
@@ -135,8 +147,8 @@ class Algorithm(ABC):
 
     def kind(self, part: str) -> str:
         """The ledger's kind for a part; where the server part travels too it is the full model."""
-        if part == "auxiliary":
-            return AUXILIARY
+        if part in (AUXILIARY, DECODER):
+            return part
         return FULL_MODEL if "server" in self.averaged else CLIENT_MODEL
 
 

@@ -1,6 +1,7 @@
 """CSE-FSL (Mu and Shen, 2023): auxiliaries trained by the clients on their own loss."""
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from fsl_sage.algorithms.base import Algorithm, LocalRound
 from fsl_sage.config import WHOLE, check_ranges
@@ -26,7 +27,7 @@ class CSEFSL(Algorithm):
     colour = "#D55E00"
     Options = CSEFSLOptions
     options: CSEFSLOptions
-    uses = (
+    uses: ClassVar[tuple[str, ...]] = (
         "alignment.samples",  # by which the auxiliary's fidelity is measured
         "lora.auxiliary",
         "model.auxiliary",

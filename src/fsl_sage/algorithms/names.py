@@ -6,10 +6,17 @@ import sys
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
+from fsl_sage.algorithms.adaptsfl import AdaptSFL
 from fsl_sage.algorithms.base import Algorithm
+from fsl_sage.algorithms.cpsl import CPSL
 from fsl_sage.algorithms.cse_fsl import CSEFSL
 from fsl_sage.algorithms.fedavg import FedAvg
+from fsl_sage.algorithms.fedgkt import FedGKT
 from fsl_sage.algorithms.fsl_sage import FSLSAGE, LazyFSLSAGE
+from fsl_sage.algorithms.heron_sfl import HERONSFL
+from fsl_sage.algorithms.local_loss import LocalLoss
+from fsl_sage.algorithms.locfedmix_sl import LocFedMixSL
+from fsl_sage.algorithms.sl import SL
 from fsl_sage.algorithms.splitfed_ms import SplitFedMS
 from fsl_sage.algorithms.splitfed_ss import SplitFedSS
 from fsl_sage.config import Config, option
@@ -22,6 +29,13 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "splitfed-ms": SplitFedMS,
     "splitfed-ss": SplitFedSS,
     "fedavg": FedAvg,
+    "sl": SL,
+    "local-loss": LocalLoss,
+    "cpsl": CPSL,
+    "adaptsfl": AdaptSFL,
+    "heron-sfl": HERONSFL,
+    "fedgkt": FedGKT,
+    "locfedmix-sl": LocFedMixSL,
 }
 
 

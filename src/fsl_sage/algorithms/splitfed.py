@@ -1,6 +1,10 @@
 """What the two SplitFed systems (Thapa et al., 2022) have in common: clients wait for the true cut gradients."""
 
+from collections.abc import Iterator
+from typing import ClassVar
+
 from fsl_sage.algorithms.base import Algorithm, LocalRound
+from fsl_sage.problems.base import Batch
 from fsl_sage.roles.protocols import ClientRole, SServerRole
 from fsl_sage.wire.message import CUT_GRADIENTS, CutGradients, Message, Smashed
 
@@ -11,17 +15,17 @@ class SplitFed(Algorithm):
     In a U-shape a step has two exchanges: activations up and down, then gradients up and down; labels stay.
     """
 
-    uses = ("optimizer.server_lr",)
+    uses: ClassVar[tuple[str, ...]] = ("optimizer.server_lr",)
     waits = True
-    averaged = ("client",)
-    holds = ("client",)
+    averaged: tuple[str, ...] = ("client",)
+    holds: tuple[str, ...] = ("client",)
     takes_two_cuts = True
     own_copy: bool
     """Whether each client has a server-side model of its own."""
 
     def local_round(self, client: ClientRole, t: int) -> LocalRound:
         """Every batch goes up, and its cut gradients come down."""
-        for batch in client.batches(t):
+        for batch in self.batches(client, t):
             z = client.forward(batch)
             if self.labels_stay:
                 features = yield Smashed(z, {})
@@ -32,6 +36,10 @@ class SplitFed(Algorithm):
             assert reply is not None
             client.backward(z, reply.cut_gradients)
             client.step()
+
+    def batches(self, client: ClientRole, t: int) -> Iterator[Batch]:
+        """The batches that a client takes now: all of its round."""
+        return client.batches(t)
 
     def on_upload(self, server: SServerRole, client: int, upload: Message) -> Message:
         """Learn and answer with the cut gradients; in a U-shape first with what the head needs."""

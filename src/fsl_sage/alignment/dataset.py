@@ -83,10 +83,7 @@ def batches(uploads: Sequence[Upload], size: int) -> list[Upload]:
     """The uploads put together and cut anew into batches of `size` samples; as they came if that is 0."""
     if not size or not uploads:
         return list(uploads)
-    whole = Upload(
-        tuple(_joined(tensors) for tensors in zip(*(upload.z for upload in uploads), strict=True)),
-        {name: _joined([upload.target[name] for upload in uploads]) for name in uploads[0].target},
-    )
+    whole = together(uploads)
     starts = list(range(0, len(whole), size))
     if len(starts) > 1 and len(whole) - starts[-1] == 1:
         starts.pop()  # a single left-over sample joins the batch before it
@@ -95,6 +92,14 @@ def batches(uploads: Sequence[Upload], size: int) -> list[Upload]:
         Upload(tuple(x[a:b] for x in whole.z), {name: x[a:b] for name, x in whole.target.items()})
         for a, b in zip(starts, ends, strict=True)
     ]
+
+
+def together(uploads: Sequence[Upload]) -> Upload:
+    """One behind the other, as one batch."""
+    return Upload(
+        tuple(_joined(tensors) for tensors in zip(*(upload.z for upload in uploads), strict=True)),
+        {name: _joined([upload.target[name] for upload in uploads]) for name in uploads[0].target},
+    )
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:

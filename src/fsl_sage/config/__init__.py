@@ -23,12 +23,13 @@ from fsl_sage.config.plain import (
     read_preset,
     to_dict,
 )
-from fsl_sage.config.ranges import FROM_ZERO, ROUND, WHOLE, check_ranges, option
+from fsl_sage.config.ranges import FROM_ZERO, RATE, ROUND, WHOLE, check_ranges, option
 
 __all__ = [
     "DEFAULTS",
     "FROM_ZERO",
     "NO_PART_OF_THE_RESULT",
+    "RATE",
     "ROUND",
     "WHOLE",
     "AlignmentConfig",

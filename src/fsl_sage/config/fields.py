@@ -47,7 +47,7 @@ class ModelConfig:
     hf: model is a causal language model, which is trained by LoRA; hf:PATH brings its weights and its tokenizer."""
     cut: str | None = None
     """The last module at the client; the model's usual cut if not given. FIRST,SECOND: a U-shape, whose part after
-    SECOND, the head, is at the client too, so that labels stay (splitfed-ms, splitfed-ss, fedavg)."""
+    SECOND, the head, is at the client too, so that labels stay (splitfed-ms, splitfed-ss, sl, adaptsfl, fedavg)."""
     auxiliary: str | None = None
     """The auxiliary, made from the server part: blocks:N, linear, half, full, a share of its bytes such as 5%, or a
     number of bytes. If not given, blocks:1; for a language model blocks:3."""
@@ -137,8 +137,9 @@ class Config:
     """Everything that decides a run."""
 
     algorithm: str = "fsl-sage"
-    """fsl-sage, lazy-fsl-sage, cse-fsl, splitfed-ms, splitfed-ss, fedavg, or MODULE:CLASS, your own. Its own options
-    are shown by --algorithm NAME --help."""
+    """fsl-sage, lazy-fsl-sage, cse-fsl, splitfed-ms, splitfed-ss, fedavg, sl, local-loss, cpsl, adaptsfl, heron-sfl,
+    fedgkt, locfedmix-sl, or
+    MODULE:CLASS, your own. Its own options are shown by --algorithm NAME --help."""
     clients: int = 5
     """The number of clients m."""
     rounds: int = 10

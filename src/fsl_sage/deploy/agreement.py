@@ -23,16 +23,26 @@ def check(config: Config, agreement: Agreement) -> None:
     """Refuse what cannot run on Flower, with the reason."""
     algorithm = make_algorithm(config)
     if any(algorithm.waits_in(t) for t in range(config.rounds)):
-        others = [name for name, kind in ALGORITHMS.items() if not kind.waits]
+        others = [name for name, kind in ALGORITHMS.items() if not kind.waits and not kind.own_parts]
         raise InputError(
             f"{config.algorithm} cannot run on Flower with these options: its clients wait for {algorithm.waits_for}, "
             "and Flower starts a process for every message. Run it with --engine ray; of the algorithms "
             f"{', '.join(others)} wait for nothing unless an option says so."
         )
+    if algorithm.own_parts:
+        raise InputError(
+            f"{config.algorithm} cannot run on Flower: the evaluation would need every site's own part of the model, "
+            "which does not leave it. Run it with --engine ray."
+        )
     if config.model.batch_norm == "local":
         raise InputError(
             "--model.batch-norm local cannot run on Flower: the evaluation would need every site's statistics, which "
             "do not leave it. Give average or group."
+        )
+    if any(set(algorithm.averaged) - set(algorithm.averaged_in(t)) for t in range(config.rounds)):
+        raise InputError(
+            f"{config.algorithm} cannot run on Flower with these options: in some rounds nothing is averaged, and the "
+            "evaluation would need every site's own weights, which do not leave it. Average in every round."
         )
     if config.order == "arrival":
         raise InputError(

@@ -48,6 +48,9 @@ class Delivery:
     """By client, the messages that waited for it: kind to named tensors."""
     extra: Mapping[str, Tensors] = field(default_factory=dict)
     """What the F-server sends with the weights, by kind."""
+    renewed: frozenset[int] = frozenset()
+    """Clients that were away when the newest weights were averaged, and get them now: what they have kept of these
+    parts since an earlier round is older."""
 
 
 @dataclass(frozen=True)
@@ -144,8 +147,11 @@ class Engine(ABC):
         """Metrics of the merged model on the test set."""
 
     @abstractmethod
-    def local_tensors(self) -> list[Parts]:
-        """For each client that has any, what of averaged parts it keeps for itself (local BatchNorm statistics)."""
+    def local_tensors(self) -> dict[int, Parts]:
+        """By client that has taken part, in order: its own parts, and what of averaged parts it keeps for itself.
+
+        The latter are local BatchNorm statistics, and weights that it has trained since the last average.
+        """
 
     @abstractmethod
     def state(self) -> Tensors:

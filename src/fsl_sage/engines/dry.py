@@ -3,7 +3,8 @@
 `fsl-sage cost` is this. What an algorithm sends is thus written down once, in the algorithm.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +15,9 @@ from fsl_sage.alignment.fidelity import Fidelity
 from fsl_sage.alignment.passes import Smash
 from fsl_sage.engines.base import Delivery, Engine, Replies, Setup, advance
 from fsl_sage.engines.server import HostedServer, NoServer
+from fsl_sage.optimizers import state_shapes
 from fsl_sage.problems.base import Batch
-from fsl_sage.roles.client import local_batch_sizes, local_order
+from fsl_sage.roles.client import chosen_steps, local_batch_sizes, local_order
 from fsl_sage.roles.protocols import ClientRole, Parts, SServerRole, Update
 from fsl_sage.roles.work import boundary
 from fsl_sage.split import boundary_shapes
@@ -26,21 +28,41 @@ Shapes = tuple[torch.Size, ...]
 """Of a batch's inputs."""
 
 
+class Outputs:
+    """What parts give for shapes: a pass for each shape, however many batches there are."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        self._known: dict[tuple[str, Shapes], Any] = {}
+
+    @torch.no_grad()
+    def of(self, part: str, *inputs: Tensor) -> Any:
+        """The output of a part for these inputs."""
+        key = part, tuple(tensor.shape for tensor in inputs)
+        if key not in self._known:
+            with self._setup.settings.passes.autocast():
+                self._known[key] = self._setup.modules[part](*inputs)
+        return self._known[key]
+
+
 class DryEngine(Engine):
     """Modules and tensors on the meta device: shapes without numbers."""
 
     def __init__(self, setup: Setup, smashed: dict[Shapes, Smash] | None = None) -> None:
         """`smashed`, by the inputs' shapes, is filled; setups that differ in the algorithm alone may share it."""
         self.setup = setup
+        self.outputs = Outputs(setup)
         has_s_server = setup.algorithm.has_s_server
         self.server = self._server = HostedServer(setup, DrySServer(setup)) if has_s_server else NoServer()
         self._smashed = {} if smashed is None else smashed
         self._batches: dict[int, Batch] = {}
+        self._extras: dict[int, Tensors] = {}
+        """What an algorithm keeps at each client: the only state that a dry client has."""
 
     def train(self, t: int, clients: Sequence[int], delivery: Delivery, link: Link) -> list[Update]:
         """Every client's local round, step by step together; the contents of replies are made up."""
         self._server.begin(t)
-        players = {id: DryClient(id, self, delivery) for id in clients}
+        players = {id: DryClient(id, self, delivery, self._extras.setdefault(id, {})) for id in clients}
         rounds = {id: self.setup.algorithm.local_round(player, t) for id, player in players.items()}
         replies: Replies = dict.fromkeys(clients)
         while replies:
@@ -94,13 +116,18 @@ class DryEngine(Engine):
                 self._smashed[key] = boundary_shapes(self.setup.modules["client"], batch.inputs)
         return self._smashed[key]
 
+    def trained_weights(self, t: int) -> int:
+        """The number of weights that a client trains in round t."""
+        modules = [self.setup.modules[part] for part in self.setup.algorithm.trained_in(t)]
+        return sum(weight.numel() for module in modules for weight in module.parameters() if weight.requires_grad)
+
     def evaluate(self, parts: Parts) -> dict[str, float]:
         """Nothing was computed."""
         return {}
 
-    def local_tensors(self) -> list[Parts]:
+    def local_tensors(self) -> dict[int, Parts]:
         """Nothing was computed."""
-        return []
+        return {}
 
     def state(self) -> Tensors:
         """A dry run is not resumed."""
@@ -121,21 +148,27 @@ def _of_step(upload: Message, client: "DryClient") -> Message:
 class DryClient(ClientRole):
     """A client that answers with shapes."""
 
-    def __init__(self, id: int, engine: DryEngine, delivery: Delivery) -> None:
+    def __init__(self, id: int, engine: DryEngine, delivery: Delivery, extra: Tensors | None = None) -> None:
         self.id = id
         self.received = delivery.received
         self.received_extra = delivery.extra
-        self.extra: Tensors = {}
+        self.extra = {} if extra is None else extra
         self.round = self.step_index = -1
         self.examples = engine.setup.examples[id]
         self._engine = engine
 
-    def batches(self, t: int) -> Iterator[Batch]:
+    def batches(self, t: int, steps: range | None = None) -> Iterator[Batch]:
         """Batches of the right sizes."""
         self.round = t
-        for step, indices in enumerate(self._engine.order(t, self.id)):
+        for step, indices in chosen_steps(self._engine.order(t, self.id), steps):
             self.step_index = step
             yield replace(self._engine.batch(indices), examples=indices)
+
+    def own_examples(self) -> Iterator[Batch]:
+        """Batches of the right sizes."""
+        for chosen in torch.split(self.examples, self._engine.setup.settings.config.batch_size):
+            self.step_index += 1
+            yield replace(self._engine.batch(chosen), examples=chosen)
 
     def forward(self, batch: Batch) -> Smash:
         """The boundary of a batch."""
@@ -143,8 +176,19 @@ class DryClient(ClientRole):
 
     def output(self, part: str, *inputs: Tensor) -> Any:
         """What the part's module gives for shapes."""
-        with self._engine.setup.settings.passes.autocast():
-            return self._engine.setup.modules[part](*inputs)
+        return self._engine.outputs.of(part, *inputs)
+
+    def infer(self, batch: Batch, part: str) -> tuple[Smash, Any]:
+        """The boundary of a batch, and what the part's module gives for it."""
+        z = self.forward(batch)
+        return z, self.output(part, *z)
+
+    def task_loss(self, output: Any, target: Mapping[str, Tensor]) -> Tensor:
+        """A number that is not known."""
+        return torch.empty((), device="meta")
+
+    def minimise(self, loss: Tensor) -> None:
+        """Nothing is computed."""
 
     def auxiliary_gradient(self, z: Smash, target: Mapping[str, Tensor]) -> Smash:
         """As large as what it is the gradient of."""
@@ -158,11 +202,34 @@ class DryClient(ClientRole):
         """As large as what it is the gradient of."""
         return features
 
+    def gradient(self, part: str, z: Smash, loss: Callable[[Any], Tensor]) -> Smash:
+        """As large as what it is the gradient of."""
+        return z
+
     def backward(self, z: Smash, gradient: Smash) -> None:
         """Nothing is computed."""
 
-    def step(self) -> None:
+    def step(self, **lr: float) -> None:
         """Nothing is computed."""
+
+    def lr(self) -> float:
+        """Nothing is computed."""
+        return 0.0
+
+    def loss(self, batch: Batch, part: str, *, leaves_trace: bool = True) -> tuple[Smash, Tensor]:
+        """The boundary of a batch, and a number that is not known."""
+        return self.forward(batch), torch.empty((), device="meta")
+
+    def direction(self) -> Tensor:
+        """As long as there are weights."""
+        return torch.empty(self._engine.trained_weights(self.round), device="meta")
+
+    def moved(self, u: Tensor, by: float) -> AbstractContextManager[None]:
+        """Shapes stay."""
+        return nullcontext()
+
+    def move(self, u: Tensor, by: float | Tensor) -> None:
+        """Shapes stay."""
 
     def parameters(self, part: str) -> Mapping[str, Tensor]:
         """Shapes of the trained weights, with gradients of the same shapes."""
@@ -171,6 +238,14 @@ class DryClient(ClientRole):
         return {name: _with_gradient(parameter) for name, parameter in named.items() if parameter.requires_grad}
 
     def replace(self, part: str, tensors: Tensors) -> None:
+        """Shapes stay."""
+
+    def optimizer_state(self, part: str) -> Tensors:
+        """Shapes of what the optimizer remembers after a step."""
+        config = self._engine.setup.settings.config.optimizer
+        return state_shapes(config.name, self.parameters(part), config.momentum)
+
+    def set_optimizer_state(self, part: str, state: Tensors) -> None:
         """Shapes stay."""
 
 
@@ -187,12 +262,15 @@ class DrySServer(SServerRole):
         self.round = 0
         self.left: list[tuple[int, Message]] = []
         self.extra: Tensors = {}
+        self.client_weights = setup.client_weights
         self._aligned = False
         self._remembered: set[int] = set()
         self._config = setup.settings.config
         self._initial = setup.initial
         self._module = setup.modules["server"]
         self._open: dict[int, Smash] = {}
+        self._kept: dict[int, list[Message]] = {}
+        self._outputs = Outputs(setup)
 
     def begin(self, t: int) -> None:
         """Round t starts."""
@@ -203,6 +281,17 @@ class DrySServer(SServerRole):
         """Cut gradients as large as the smashed data."""
         return _floating(smashed.smashed) if cut_gradient else ()
 
+    def join(self, client: int, smashed: Message, share: float) -> Smash:
+        """Cut gradients as large as the smashed data."""
+        return _floating(smashed.smashed)
+
+    def step(self, step: int) -> None:
+        """Nothing is computed."""
+
+    def terms(self, smashed: Message) -> int:
+        """Nothing is computed."""
+        return 1
+
     def forward(self, client: int, smashed: Message, *, own_copy: bool = False) -> Smash:
         """What the module gives for shapes."""
         self._open[client] = smashed.smashed
@@ -211,6 +300,37 @@ class DrySServer(SServerRole):
     def backward(self, client: int, gradients: Message) -> Smash:
         """Cut gradients as large as the smashed data."""
         return _floating(self._open.pop(client))
+
+    def join_backward(self, client: int, gradients: Message, share: float) -> Smash:
+        """Cut gradients as large as the smashed data."""
+        return self.backward(client, gradients)
+
+    def output(self, *z: Tensor, leaves_trace: bool = True) -> Any:
+        """What the module gives for shapes."""
+        return self._outputs.of("server", *z)
+
+    def infer(self, *z: Tensor) -> Any:
+        """What the module gives for shapes."""
+        return self._outputs.of("server", *z)
+
+    def task_loss(self, output: Any, target: Mapping[str, Tensor], *, counts: bool = True) -> Tensor:
+        """A number that is not known."""
+        return torch.empty((), device="meta")
+
+    def join_loss(self, loss: Tensor) -> None:
+        """Nothing is computed."""
+
+    def minimise(self, loss: Tensor, share: float) -> None:
+        """Nothing is computed."""
+
+    def keep(self, client: int, upload: Message) -> None:
+        """Shapes are kept as arrays are."""
+        self._kept.setdefault(client, []).append(upload)
+
+    def take_kept(self) -> dict[int, list[Message]]:
+        """By client, in order."""
+        kept, self._kept = self._kept, {}
+        return dict(sorted(kept.items()))
 
     def average_copies(self) -> None:
         """There are none."""

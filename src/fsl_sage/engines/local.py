@@ -64,7 +64,8 @@ class LocalEngine(Engine):
             rounds = list(rounds)
         learn_from(intake, self._server, link)
         outcomes = dict(zip(clients, rounds, strict=True))
-        self._failures.note(outcomes)
+        for id in self._failures.note(outcomes):
+            self._server.drop(id)
         return outcomes
 
     def _run_in_step(self, t: int, clients: Sequence[int], delivery: Delivery, link: Link) -> Outcomes:
@@ -106,7 +107,7 @@ class LocalEngine(Engine):
         """The test set's batches are shared out among the workers."""
         return evaluate(self.setup.settings, parts, self._threads.spread)
 
-    def local_tensors(self) -> list[Parts]:
+    def local_tensors(self) -> dict[int, Parts]:
         """By client, in order."""
         return local_tensors(self.setup, self._clients)
 

@@ -146,11 +146,7 @@ def part_states(state: Mapping[str, Tensor]) -> tuple[dict[int, Tensors], Tensor
     return by_client(below("clients/", state)), below("server/", state)
 
 
-def local_tensors(setup: Setup, clients: Mapping[int, Tensors]) -> list[Parts]:
-    """By client, in order: what of averaged parts it keeps for itself."""
-    local = setup.settings.stays_local
-    kept: list[Parts] = []
-    for _, state in sorted(clients.items()):
-        parts = {part: below(f"own/{part}/", state) for part in setup.algorithm.averaged}
-        kept.append({part: {n: x for n, x in own.items() if n in local[part]} for part, own in parts.items()})
-    return kept
+def local_tensors(setup: Setup, clients: Mapping[int, Tensors]) -> dict[int, Parts]:
+    """By client, in order: its own parts, and what of averaged parts it keeps for itself."""
+    kept = (*setup.algorithm.averaged, *setup.algorithm.own_parts)
+    return {id: {part: below(f"own/{part}/", state) for part in kept} for id, state in sorted(clients.items())}

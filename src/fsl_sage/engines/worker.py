@@ -82,13 +82,18 @@ class Worker:
             self.workbench,
             received=delivery.received,
             initial={part: setup.initial[part] for part in setup.algorithm.holds},
-            state=state,
+            state=self._without_older(state, delivery.received) if id in delivery.renewed else state,
             trains=setup.algorithm.trained_in(t),
             received_extra=delivery.extra,
         )
         if id in delivery.mail:
             setup.algorithm.on_download(client, Message(delivery.mail[id]))
         return client
+
+    def _without_older(self, state: Mapping[str, Tensor], received: Parts) -> Tensors:
+        """A client's state without the weights that it has kept of parts whose newest average comes to it now."""
+        older = {f"own/{part}/{name}" for part in self.setup.algorithm.averaged for name in received.get(part, {})}
+        return {path: tensor for path, tensor in state.items() if path not in older}
 
 
 class DivergedError(Exception):

@@ -5,11 +5,12 @@ from typing import Any
 
 from torch import nn
 
-from fsl_sage.algorithms import ALGORITHMS, find_algorithm
+from fsl_sage.algorithms import ALGORITHMS, find_algorithm, make_algorithm
 from fsl_sage.algorithms.options import as_algorithm, refuse_foreign
 from fsl_sage.alignment.passes import Smash
 from fsl_sage.config import Config, given_options
 from fsl_sage.engines.dry import DryEngine, Shapes
+from fsl_sage.errors import InputError
 from fsl_sage.experiment.federation import Federation, draw_cohort
 from fsl_sage.experiment.setup import make_dry_setup
 from fsl_sage.models import mask_buffers
@@ -24,12 +25,22 @@ def cost(config: Config, problem: Problem | None = None) -> dict[str, dict[str, 
     round of FSL-SAGE that aligns; `bytes_first_download` comes once, before round 0.
     The problem is the configuration's own if not given.
     """
-    u_shape = len(config.model.cuts) == 2
     kinds = {**ALGORITHMS, config.algorithm: find_algorithm(config.algorithm)}
     refuse_foreign(given_options(config.options), kinds)
-    possible = [name for name, algorithm in kinds.items() if algorithm.takes_two_cuts or not u_shape]
+    possible = [name for name in kinds if _accepts(config, name)]
     smashed: dict[Shapes, Smash] = {}
     return {name: _cost(_as_algorithm(config, name), smashed, problem) for name in possible}
+
+
+def _accepts(config: Config, name: str) -> bool:
+    """Whether an algorithm runs with the configuration. The configuration's own must, but for a U-shape."""
+    try:
+        make_algorithm(_as_algorithm(config, name))
+    except InputError:
+        if name == config.algorithm and len(config.model.cuts) != 2:
+            raise
+        return False
+    return True
 
 
 def _as_algorithm(config: Config, name: str) -> Config:

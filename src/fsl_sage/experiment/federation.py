@@ -11,6 +11,7 @@ from fsl_sage.engines.base import REMEDY, Delivery, Engine, Setup
 from fsl_sage.errors import TrainingError
 from fsl_sage.precision import all_finite
 from fsl_sage.roles.averaging import average
+from fsl_sage.roles.client import local_batch_sizes
 from fsl_sage.roles.f_server import FServer
 from fsl_sage.roles.protocols import Parts, Update
 from fsl_sage.roles.replica import frozen_weights
@@ -28,6 +29,8 @@ class Federation:
     def __init__(self, setup: Setup, engine: Engine) -> None:
         self.setup = setup
         self.engine = engine
+        self._round = -1
+        """The last round that was played."""
         self.link = Link(Ledger(self._frozen_by_kind()))
         self.post = Post(self.link, setup.settings.config.clients)
         self.f_server = FServer(
@@ -42,28 +45,41 @@ class Federation:
 
     def play_round(self, t: int, cohort: Sequence[int]) -> dict[str, Any]:
         """One round of these clients, in the order that the docs give; returns its metrics."""
+        self._round = t
         updates: list[Update] = []
-        groups = self.setup.algorithm.groups(cohort)
-        for group in groups:
+        averaged: tuple[str, ...] = ()
+        missing: set[int] = set()
+        turns = self.setup.algorithm.turns(t, cohort, self._local_steps(cohort))
+        for turn in turns:
             # 1.-3. Clients get what they lack, take their local steps; the S-server learns from what they upload.
-            trained = self._train(t, group)
+            trained = self._train(t, [client for client in turn if client not in missing])
+            missing |= set(turn) - {update.client for update in trained}
             # 4. The F-server averages.
-            averaged = self._average(trained)
+            if trained:
+                averaged = self._average(trained)
             updates += trained
+        if not updates:
+            raise TrainingError(f"No client came to the end of round {t}; the last checkpoint is kept.")
         present = {update.client for update in updates}
-        # The group that begins the next round gets the last average; the others get theirs when their turn comes.
-        self.post.broadcast(t, [client for client in groups[0] if client in present], self._newest(averaged))
+        if averaged and not self.setup.algorithm.in_turn:
+            # Those who begin the next round get the last average; the others get theirs when their turn comes.
+            self.post.broadcast(t, [client for client in turns[0] if client in present], self._newest(averaged))
         server = self.engine.server
-        losses = _losses(updates, server.take_loss(), t)
         # 5. The S-server aligns, if it is time to.
         held_out = server.fidelity()
         for client, message in server.end_of_round(t):
             self.post.send(t, client, message, present=client in present)
+        losses = _losses(updates, server.take_loss(), t)
         remarks = server.remarks()
         seen = server.fidelity(seen=True) if remarks["aligned"] else None
         self._check_finite(t)
         members = {"cohort": len(cohort), "missing": sorted(set(cohort) - present)}
         return {**members, **remarks, **self.engine.remarks(), **losses, **_fidelities(held_out, seen)}
+
+    def _local_steps(self, cohort: Iterable[int]) -> dict[int, int]:
+        """By client, the number of its local steps in a round."""
+        config, examples = self.setup.settings.config, self.setup.examples
+        return {client: len(local_batch_sizes(len(examples[client]), config)) for client in cohort}
 
     def _check_finite(self, t: int) -> None:
         """Refuse a global model that is not finite: it must not reach a checkpoint."""
@@ -72,20 +88,20 @@ class Federation:
                 raise TrainingError(f"'{path}' became infinite or NaN in round {t}. {REMEDY}")
 
     def _train(self, t: int, group: Sequence[int]) -> list[Update]:
-        self.post.welcome(t, group, self._download())
-        updates = self.engine.train(t, group, self.delivery(group), self.link)
-        if not updates:
-            raise TrainingError(f"No client came to the end of round {t}; the last checkpoint is kept.")
+        if not group:
+            return []
+        renewed = self.post.welcome(t, group, self._download())
+        updates = self.engine.train(t, group, self.delivery(group, renewed), self.link)
         for client in set(group) - {update.client for update in updates}:
             self.post.lost(client)
         for update in updates:
             self.post.arrived(update.client)
         return [self._brought(t, update) for update in updates]
 
-    def delivery(self, clients: Iterable[int]) -> Delivery:
+    def delivery(self, clients: Iterable[int], renewed: frozenset[int] = frozenset()) -> Delivery:
         """What these clients get before their round."""
         mail = {client: self.post.waiting[client] for client in clients if client in self.post.waiting}
-        return Delivery(self.f_server.weights, mail, self.f_server.sends)
+        return Delivery(self.f_server.weights, mail, self.f_server.sends, renewed)
 
     def _brought(self, t: int, update: Update) -> Update:
         """An update as it arrives at the F-server."""
@@ -99,7 +115,8 @@ class Federation:
         self.f_server.weights |= averaged
         if "auxiliary" in averaged:
             self.engine.server.set_auxiliary(averaged["auxiliary"])
-        self.post.renew()
+        if averaged:
+            self.post.renew()
         return tuple(averaged)
 
     def _newest(self, parts: Iterable[str]) -> Message:
@@ -110,7 +127,10 @@ class Federation:
         algorithm, initial = self.setup.algorithm, self.setup.initial
         held = {part: {**initial[part], **self.f_server.weights.get(part, {})} for part in algorithm.holds}
         return Download(
-            self._newest(algorithm.averaged), self._by_kind(held, self.f_server.sends), self._frozen(algorithm.holds)
+            self._newest(algorithm.averaged),
+            self._by_kind(held, self.f_server.sends),
+            self._frozen(algorithm.holds),
+            algorithm.in_turn,
         )
 
     def _by_kind(self, parts: Parts, more: Parts) -> Message:
@@ -138,9 +158,30 @@ class Federation:
             parts["server"] = server
         return parts
 
-    def evaluate(self) -> dict[str, float]:
-        """Metrics of the merged model; where statistics stay local, their mean over the clients each with its own."""
+    def newest_weights(self) -> dict[str, Tensors]:
+        """The global model by part; where clients go on without an average, the mean of what they have trained since.
+
+        That mean is for evaluation alone: nothing travels, and no client sees it.
+        """
         weights = self.weights()
+        own = self.engine.local_tensors() if self._apart() else {}
+        for part in self._apart():
+            trained = {client: tensors for client, parts in own.items() if (tensors := parts[part])}
+            if trained:
+                counts = [self.setup.client_weights[client] for client in trained]
+                weights[part] = {**weights[part], **average(list(trained.values()), counts)}
+        return weights
+
+    def _apart(self) -> list[str]:
+        """The parts that the last round did not average, though others do."""
+        algorithm = self.setup.algorithm
+        if self._round < 0:
+            return []
+        return [part for part in algorithm.averaged if part not in algorithm.averaged_in(self._round)]
+
+    def evaluate(self) -> dict[str, float]:
+        """Metrics of the merged model; where clients keep parts or statistics, the mean over them each with its own."""
+        weights = self.newest_weights()
         scores = self._evaluate(weights)
         if self.setup.settings.config.model.recalibrate and (server := self.engine.server.recalibrated()) is not None:
             again = self._evaluate({**weights, "server": server})
@@ -148,18 +189,28 @@ class Federation:
         return scores
 
     def _evaluate(self, weights: Parts) -> dict[str, float]:
-        if not self.setup.settings.stays_local:
+        if not self.setup.settings.stays_local and not self.setup.algorithm.own_parts:
             return self.engine.evaluate(weights)
-        scores = [self.engine.evaluate(_overlay(weights, own)) for own in self.engine.local_tensors()]
+        scores = [self.engine.evaluate(_overlay(weights, own)) for own in self.engine.local_tensors().values()]
         return {name: sum(score[name] for score in scores) / len(scores) for name in scores[0]}
 
     def merged(self) -> Tensors:
-        """The ordinary unsplit model's state; statistics that stay local are represented by their average."""
-        weights = self.weights()
+        """The ordinary unsplit model's state; statistics that stay local are represented by their average.
+
+        Where clients have parts of their own there is no such model, but `server/NAME` and `clients/ID/PART/NAME`.
+        """
+        weights = self.newest_weights()
+        if self.setup.algorithm.own_parts:
+            clients = {
+                f"clients/{id}/{part}": x for id, own in self.engine.local_tensors().items() for part, x in own.items()
+            }
+            return flat({**weights, **clients})
         if self.setup.settings.stays_local:
-            local = self.engine.local_tensors()
-            for part in local[0]:
-                weights[part] = {**weights[part], **average([own[part] for own in local], [1.0] * len(local))}
+            local = list(self.engine.local_tensors().values())
+            for part in self.setup.algorithm.averaged:
+                names = self.setup.settings.stays_local[part]
+                own = [{name: x for name, x in parts[part].items() if name in names} for parts in local]
+                weights[part] = {**weights[part], **average(own, [1.0] * len(own))}
         parts = [weights[part] for part in ("client", "server", "head") if part in weights]
         return {name: tensor for part in parts for name, tensor in part.items()}
 
@@ -176,11 +227,12 @@ class Federation:
         self.f_server.load_state(below("f_server/", tensors))
         self.post.load_state(below("post/", tensors), values["post"])
         self.engine.load_state(below("engine/", tensors))
-        return int(values["rounds"])
+        self._round = int(values["rounds"]) - 1
+        return self._round + 1
 
 
 def _overlay(weights: Parts, own: Parts) -> dict[str, Tensors]:
-    return {part: {**tensors, **own.get(part, {})} for part, tensors in weights.items()}
+    return {part: {**weights.get(part, {}), **own.get(part, {})} for part in {**weights, **own}}
 
 
 def draw_cohort(config: Config, t: int) -> list[int]:

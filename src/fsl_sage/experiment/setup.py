@@ -15,7 +15,7 @@ from fsl_sage.errors import InputError
 from fsl_sage.models import MODELS, statistics_names
 from fsl_sage.problems.base import Problem, example_shapes
 from fsl_sage.problems.make import make_dry_problem, make_problem
-from fsl_sage.problems.parts import META, build_parts
+from fsl_sage.problems.parts import META, build_decoder, build_parts
 from fsl_sage.roles.client import local_batch_sizes
 from fsl_sage.roles.f_server import client_weights
 from fsl_sage.roles.replica import Slots
@@ -40,7 +40,7 @@ def make_setup(config: Config, problem: Problem | None = None, counts: Sequence[
     device = check_config(config)
     problem = problem or make_problem(config)
     examples = problem.divide(config) if counts is None else [torch.arange(count) for count in counts]
-    modules = build_parts(config, problem, device)
+    modules = _with_decoder(config, problem, build_parts(config, problem, device), device)
     _check_trained(config, modules)
     return _assemble(config, problem, modules, examples, device)
 
@@ -51,12 +51,22 @@ def make_dry_setup(config: Config, problem: Problem | None = None, counts: Seque
     examples = problem.divide(config) if counts is None else example_shapes(counts)
     model_alone = replace(Config(), model=config.model, lora=config.lora, precision=config.precision)
     modules = _shape_parts(model_alone, problem, MODELS.get(config.model.name))
+    modules = _with_decoder(config, problem, modules, META)
     return _assemble(config, problem, modules, examples, META)
 
 
 @lru_cache(maxsize=16)  # the same for all algorithms and partitions that `cost` or a grid asks for
 def _shape_parts(config: Config, problem: Problem, factory: object) -> dict[str, nn.Module]:
     return build_parts(config, problem, META)
+
+
+def _with_decoder(
+    config: Config, problem: Problem, modules: dict[str, nn.Module], device: torch.device
+) -> dict[str, nn.Module]:
+    """The parts, and a decoder for the algorithm that has one."""
+    if "decoder" not in make_algorithm(config).holds:
+        return modules
+    return {**modules, "decoder": build_decoder(config, problem, modules["client"], device)}
 
 
 def _assemble(

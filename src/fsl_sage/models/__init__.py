@@ -1,6 +1,7 @@
 """The models by name, and what the rest of the package needs to know of their layers."""
 
 from fsl_sage.models.conv import Conv2d
+from fsl_sage.models.decoder import Decoder
 from fsl_sage.models.factory import DEFAULT_CUT, MODELS, check_model_name, make_model, usual_auxiliary, usual_cut
 from fsl_sage.models.language import (
     blocks_name,
@@ -21,6 +22,7 @@ __all__ = [
     "DEFAULT_CUT",
     "MODELS",
     "Conv2d",
+    "Decoder",
     "ResNet18",
     "SmallCNN",
     "batch_statistics",

@@ -88,15 +88,25 @@ def batch_statistics(module: nn.Module) -> Iterator[None]:
     BatchNorm normalises with the batch's own statistics. Everything is as before afterwards.
     """
     modes = {child: child.training for child in module.modules()}
-    tracks = {child: child.track_running_stats for child in modes if isinstance(child, _BatchNorm)}
     try:
         module.eval()
-        for batch_norm in tracks:
+        for batch_norm in (child for child in modes if isinstance(child, _BatchNorm)):
             batch_norm.training = True
-            batch_norm.track_running_stats = False
-        yield
+        with untouched_statistics(module):
+            yield
     finally:
         for child, training in modes.items():
             child.training = training
+
+
+@contextmanager
+def untouched_statistics(module: nn.Module) -> Iterator[None]:
+    """Passes in training mode within it leave the running statistics of all batch norms as they are."""
+    tracks = {child: child.track_running_stats for child in module.modules() if isinstance(child, _BatchNorm)}
+    try:
+        for batch_norm in tracks:
+            batch_norm.track_running_stats = False
+        yield
+    finally:
         for batch_norm, track in tracks.items():
             batch_norm.track_running_stats = track

@@ -46,6 +46,10 @@ class Task(ABC):
     def training_batch(self, indices: Tensor, generator: torch.Generator) -> Batch:
         """The training examples at `indices`, augmented by random numbers of `generator` alone."""
 
+    def plain_batch(self, indices: Tensor) -> Batch:
+        """The training examples at `indices` as they are. A task that augments says here what they are without it."""
+        return self.training_batch(indices, torch.Generator())
+
     @abstractmethod
     def test_batches(self) -> int:
         """The number of batches of the test set; their boundaries never change."""

@@ -3,15 +3,22 @@
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fsl_sage.config import Config
 from fsl_sage.errors import InputError
-from fsl_sage.models import is_language_model, replace_batch_norm, train_auxiliary, usual_auxiliary
+from fsl_sage.models import (
+    Decoder,
+    batch_statistics,
+    is_language_model,
+    replace_batch_norm,
+    train_auxiliary,
+    usual_auxiliary,
+)
 from fsl_sage.precision import dtype_of
 from fsl_sage.problems.base import Problem
 from fsl_sage.seeding import derive
-from fsl_sage.split import Analysis, auxiliary, split_model
+from fsl_sage.split import Analysis, auxiliary, boundary_shapes, split_model
 
 META = torch.device("meta")
 
@@ -48,6 +55,25 @@ def cut_model(config: Config, problem: Problem, model: nn.Module, device: torch.
         train_auxiliary(estimator, model, config.lora)
     parts = {"client": split.client, "server": split.server, "auxiliary": estimator}
     return {part: module.to(**there) for part, module in parts.items()}
+
+
+def build_decoder(config: Config, problem: Problem, client: nn.Module, device: torch.device) -> nn.Module:
+    """From what the client part gives back to its inputs: for images, cut where there are still maps."""
+    example = problem.example(2, device)
+    if not isinstance(example, Tensor):
+        raise InputError(f"{config.algorithm} cannot decode the inputs of {problem.name}: give --no-decoder.")
+    with batch_statistics(client):
+        z = boundary_shapes(client, example.to(dtype_of(config.precision)))
+    if len(z) != 1 or z[0].ndim != 4 or example.ndim != 4:
+        shapes = ", ".join(str(list(tensor.shape[1:])) for tensor in z)
+        raise InputError(
+            f"{config.algorithm} has no decoder from {shapes} to inputs of {list(example.shape[1:])}: cut where the "
+            "client part gives one image of some channels, or give --no-decoder."
+        )
+    with torch.random.fork_rng(devices=[]), torch.device(META if device == META else "cpu"):
+        torch.manual_seed(derive(config.seed, "decoder"))
+        decoder = Decoder(z[0].shape[1], example.shape[1], (example.shape[2], example.shape[3]))
+    return decoder.to(device=device, dtype=dtype_of(config.precision))
 
 
 def _cut(config: Config, problem: Problem, model: nn.Module, example: Any) -> str | tuple[str, str]:

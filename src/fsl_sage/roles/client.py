@@ -1,14 +1,17 @@
 """The client: holds data and the client-side model, and takes the local steps."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fsl_sage.alignment.passes import Smash
+from fsl_sage.alignment.passes import Smash, gradients_of, leaves
 from fsl_sage.config import Config
+from fsl_sage.models.norm import untouched_statistics
 from fsl_sage.problems.base import Batch
 from fsl_sage.problems.batches import batch_indices, batch_sizes
 from fsl_sage.roles.protocols import ClientRole, Parts
@@ -57,23 +60,49 @@ class Client(ClientRole):
                 replica.load_optimizer_state(below(f"optimizer/{part}/", state))
             self._parts[part] = replica
 
-    def batches(self, t: int) -> Iterator[Batch]:
-        """The mini-batches of round t: E epochs in random order, or K steps."""
+    def batches(self, t: int, steps: range | None = None) -> Iterator[Batch]:
+        """The mini-batches of round t: E epochs in random order, or K steps; of these local steps alone if given."""
         config = self._settings.config
         self.round = t
-        for step, indices in enumerate(local_order(len(self.examples), config, self.id, t)):
+        for step, indices in chosen_steps(local_order(len(self.examples), config, self.id, t), steps):
             self.step_index = step
             augmentation = generator(config.seed, "augment", self.id, t, step)
             chosen = self.examples[indices]
             yield replace(self._settings.task.training_batch(chosen, augmentation), examples=chosen)
 
+    def own_examples(self) -> Iterator[Batch]:
+        """All examples of this client once, in their order and as they are; each batch is one more step."""
+        for chosen in torch.split(self.examples, self._settings.config.batch_size):
+            self.step_index += 1
+            yield replace(self._settings.task.plain_batch(chosen), examples=chosen)
+
     def forward(self, batch: Batch) -> Smash:
         """z_f, the smashed data, with the graph that `backward` will need."""
-        module = self._parts["client"].module().train()
         self._settings.seed_forward("dropout-client", self.id, self.round, self.step_index)
+        return self._smashed(self._parts["client"].module().train(), batch)
+
+    def _smashed(self, module: nn.Module, batch: Batch) -> Smash:
         with self._settings.passes.autocast():
-            output = module(**batch.inputs) if isinstance(batch.inputs, Mapping) else module(batch.inputs)
-        return boundary(output)
+            return boundary(module(**batch.inputs) if isinstance(batch.inputs, Mapping) else module(batch.inputs))
+
+    @torch.no_grad()
+    def infer(self, batch: Batch, part: str) -> tuple[Smash, Any]:
+        """z_f, and what a part behind the cut gives for it: in evaluation mode, without a graph."""
+        client, behind = (self._parts[name].module().eval() for name in ("client", part))
+        z = self._smashed(client, batch)
+        with self._settings.passes.autocast():
+            return z, behind(*z)
+
+    def task_loss(self, output: Any, target: Mapping[str, Tensor]) -> Tensor:
+        """The task's mean loss of an output, with its graph. It counts in the metrics."""
+        loss = self._settings.task.loss(output, target)
+        self.losses.append(loss.detach())
+        return loss
+
+    def minimise(self, loss: Tensor) -> None:
+        """Backpropagate any loss, and take one optimizer step of every part that this client trains."""
+        torch.autograd.backward(loss)
+        self.step()
 
     def output(self, part: str, *inputs: Tensor) -> Any:
         """What a part that this client holds gives for these inputs, with its graph, in training mode."""
@@ -105,16 +134,79 @@ class Client(ClientRole):
         self.losses.append(loss)
         return gradients
 
+    def gradient(self, part: str, z: Smash, loss: Callable[[Any], Tensor]) -> Smash:
+        """The gradient with respect to z of any loss of a part's output; a part that is trained gets gradients too."""
+        inputs = leaves(z)
+        value = loss(self.output(part, *inputs))
+        torch.autograd.backward(value)
+        self.losses.append(value.detach())
+        return gradients_of(inputs)
+
     def backward(self, z: Smash, gradient: Smash) -> None:
         """Backpropagate z_b into the client-side model (Algorithm 1: J_c z_b)."""
         torch.autograd.backward([tensor for tensor in z if tensor.requires_grad], list(gradient))
 
-    def step(self) -> None:
-        """One optimizer step of every part that this client trains."""
-        lr = self._lr(self.round, self.step_index)
-        for replica in self._parts.values():
+    def step(self, **lr: float) -> None:
+        """One optimizer step of every part that this client trains; by part, a learning rate that is not `lr()`."""
+        for part, replica in self._parts.items():
             if replica.optimizer is not None:
-                replica.step(lr)
+                replica.step(lr.get(part, self.lr()))
+
+    def lr(self) -> float:
+        """The learning rate of the batch at hand."""
+        return self._lr(self.round, self.step_index)
+
+    def _trained(self) -> list[Replica]:
+        return [replica for replica in self._parts.values() if replica.optimizer is not None]
+
+    # Steps without a backward pass
+
+    @torch.no_grad()
+    def loss(self, batch: Batch, part: str, *, leaves_trace: bool = True) -> tuple[Smash, Tensor]:
+        """z_f and the loss through a part behind the cut, in training mode, without a graph."""
+        task, passes, behind = self._settings.task, self._settings.passes, self._parts[part].module().train()
+        with ExitStack() as stack:
+            for module in () if leaves_trace else (self._parts["client"].module(), behind):
+                stack.enter_context(untouched_statistics(module))
+            z = self.forward(batch)
+            self._settings.seed_forward(f"dropout-{part}", self.id, self.round, self.step_index)
+            stack.enter_context(passes.autocast())
+            loss = task.loss(task.output(behind, z, batch.target), batch.target)
+        if leaves_trace:
+            self.losses.append(loss)
+        return z, loss
+
+    def direction(self) -> Tensor:
+        """u, a random direction of length 1 over all weights that this client trains, [d]: one for each step."""
+        weights = self._weights()
+        draw = generator(self._settings.config.seed, "direction", self.id, self.round, self.step_index)
+        normal = torch.randn(sum(weight.numel() for weight in weights), generator=draw, dtype=torch.float32)
+        normal = normal.to(weights[0])  # in float32 whatever the precision, so that every precision has the same
+        return normal / torch.linalg.vector_norm(normal)
+
+    @contextmanager
+    def moved(self, u: Tensor, by: float) -> Iterator[None]:
+        """Within it the weights are moved along u; afterwards they are what they were, to the bit."""
+        before = [weight.detach().clone() for weight in self._weights()]
+        self.move(u, by)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for weight, old in zip(self._weights(), before, strict=True):
+                    weight.copy_(old)
+
+    @torch.no_grad()
+    def move(self, u: Tensor, by: float | Tensor) -> None:
+        """Move the weights along u for good."""
+        weights = self._weights()
+        pieces = torch.split(u, [weight.numel() for weight in weights])
+        for weight, piece in zip(weights, pieces, strict=True):
+            weight.add_(by * piece.view(weight.shape))
+
+    def _weights(self) -> list[nn.Parameter]:
+        """All weights that this client trains, part by part."""
+        return [weight for replica in self._trained() for weight in replica.parameters().values()]
 
     def parameters(self, part: str) -> Mapping[str, Tensor]:
         """The trained weights of a part, with their gradients between `backward` and `step`."""
@@ -130,6 +222,14 @@ class Client(ClientRole):
             return
         self._own[part] = tensors
         self._parts[part] = Replica(self._workbench.slots[part], tensors, None)
+
+    def optimizer_state(self, part: str) -> Tensors:
+        """What the optimizer of a part that this client trains remembers, by "weight's name/entry"; not copied."""
+        return self._parts[part].optimizer_state()
+
+    def set_optimizer_state(self, part: str, state: Tensors) -> None:
+        """Put another state in the place of that of a part's optimizer; it is copied, for it is trained in place."""
+        self._parts[part].load_optimizer_state({path: tensor.clone() for path, tensor in state.items()})
 
     def upload(self, parts: tuple[str, ...]) -> dict[str, Tensors]:
         """The weights that go to the F-server."""
@@ -147,6 +247,11 @@ class Client(ClientRole):
                 own = {name: tensor for name, tensor in weights.items() if name not in travels}
             state |= {f"own/{part}/{name}": tensor for name, tensor in own.items()}
         return state
+
+
+def chosen_steps(order: Iterator[Tensor], steps: range | None) -> Iterator[tuple[int, Tensor]]:
+    """Local steps with their numbers: all of them, or these alone."""
+    return enumerate(order) if steps is None else islice(enumerate(order), steps.start, steps.stop, steps.step)
 
 
 def local_order(examples: int, config: Config, client: int, t: int) -> Iterator[Tensor]:

@@ -5,7 +5,8 @@ implement the same protocols, so mypy finds a method that one of them lacks.
 """
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -72,8 +73,15 @@ class ClientRole(Protocol):
     """What an algorithm keeps at this client from round to round."""
 
     @abstractmethod
-    def batches(self, t: int) -> Iterator[Batch]:
-        """The mini-batches of round t: E epochs in random order, or K steps."""
+    def batches(self, t: int, steps: range | None = None) -> Iterator[Batch]:
+        """The mini-batches of round t: E epochs in random order, or K steps; of these local steps alone if given."""
+
+    @abstractmethod
+    def own_examples(self) -> Iterator[Batch]:
+        """All examples of this client once, in their order and as they are: not shuffled, not augmented.
+
+        Each batch counts as one more step of the round.
+        """
 
     @abstractmethod
     def forward(self, batch: Batch) -> Smash:
@@ -85,6 +93,18 @@ class ClientRole(Protocol):
 
         Any loss of it may be taken and differentiated; `step` then trains the part.
         """
+
+    @abstractmethod
+    def infer(self, batch: Batch, part: str) -> tuple[Smash, Any]:
+        """z_f, and what a part behind the cut gives for it: in evaluation mode, without a graph."""
+
+    @abstractmethod
+    def task_loss(self, output: Any, target: Mapping[str, Tensor]) -> Tensor:
+        """The task's mean loss of an output, with its graph. It counts in the metrics."""
+
+    @abstractmethod
+    def minimise(self, loss: Tensor) -> None:
+        """Backpropagate any loss, and take one optimizer step of every part that this client trains."""
 
     @abstractmethod
     def auxiliary_gradient(self, z: Smash, target: Mapping[str, Tensor]) -> Smash:
@@ -99,12 +119,46 @@ class ClientRole(Protocol):
         """The gradient of the loss with respect to what the S-server sent for this client's head (U-shape)."""
 
     @abstractmethod
+    def gradient(self, part: str, z: Smash, loss: Callable[[Any], Tensor]) -> Smash:
+        """The gradient with respect to z of any loss of a part's output; a part that is trained gets gradients too.
+
+        The loss counts in the metrics.
+        """
+
+    @abstractmethod
     def backward(self, z: Smash, gradient: Smash) -> None:
         """Backpropagate z_b into the client-side model (Algorithm 1: J_c z_b)."""
 
     @abstractmethod
-    def step(self) -> None:
-        """One optimizer step of every part that this client trains."""
+    def step(self, **lr: float) -> None:
+        """One optimizer step of every part that this client trains; by part, a learning rate that is not `lr()`."""
+
+    @abstractmethod
+    def lr(self) -> float:
+        """The learning rate of the batch at hand."""
+
+    @abstractmethod
+    def loss(self, batch: Batch, part: str, *, leaves_trace: bool = True) -> tuple[Smash, Tensor]:
+        """z_f and the loss through a part behind the cut, in training mode, without a graph.
+
+        With `leaves_trace` the pass moves running statistics and its loss counts in the metrics, as in a step.
+        Dropout is the same in all passes of a batch.
+        """
+
+    @abstractmethod
+    def direction(self) -> Tensor:
+        """u, a random direction of length 1 over all weights that this client trains, [d]: one for each step.
+
+        It has the parts in the order of `Algorithm.holds`, and the weights of each in that of `parameters`.
+        """
+
+    @abstractmethod
+    def moved(self, u: Tensor, by: float) -> AbstractContextManager[None]:
+        """Within it the weights are moved along u; afterwards they are what they were, to the bit."""
+
+    @abstractmethod
+    def move(self, u: Tensor, by: float | Tensor) -> None:
+        """Move the weights along u for good."""
 
     @abstractmethod
     def parameters(self, part: str) -> Mapping[str, Tensor]:
@@ -113,6 +167,14 @@ class ClientRole(Protocol):
     @abstractmethod
     def replace(self, part: str, tensors: Tensors) -> None:
         """Take over weights of its own for a part that is not averaged, such as a newly aligned auxiliary."""
+
+    @abstractmethod
+    def optimizer_state(self, part: str) -> Tensors:
+        """What the optimizer of a part that this client trains remembers, by "weight's name/entry"."""
+
+    @abstractmethod
+    def set_optimizer_state(self, part: str, state: Tensors) -> None:
+        """Put another state in the place of that of a part's optimizer; the learning rate is not part of it."""
 
 
 class SServerRole(Protocol):
@@ -123,6 +185,8 @@ class SServerRole(Protocol):
     """Messages of this round for clients that do not wait for them."""
     extra: Tensors
     """What an algorithm keeps at the S-server from round to round."""
+    client_weights: Sequence[float]
+    """How much each client counts: its number of examples, or 1."""
 
     @abstractmethod
     def begin(self, t: int) -> None:
@@ -136,6 +200,21 @@ class SServerRole(Protocol):
         """
 
     @abstractmethod
+    def join(self, client: int, smashed: Message, share: float) -> Smash:
+        """Add `share` times the gradient of an upload's mean loss to the next `step`; returns z_b of that mean loss.
+
+        Every upload passes the model by itself, so BatchNorm sees the clients' batches apart.
+        """
+
+    @abstractmethod
+    def step(self, step: int) -> None:
+        """One optimizer step on all that was joined; `step` is the local step that the learning rate goes by."""
+
+    @abstractmethod
+    def terms(self, smashed: Message) -> int:
+        """The number of loss terms (samples, or tokens) over which the mean loss of an upload is taken."""
+
+    @abstractmethod
     def forward(self, client: int, smashed: Message, *, own_copy: bool = False) -> Smash:
         """The first half of a step in a U-shape: what the client's head needs. `backward` is the second."""
 
@@ -144,12 +223,47 @@ class SServerRole(Protocol):
         """The second half: backpropagate the gradients of the client's head, take the step, and return z_b."""
 
     @abstractmethod
+    def join_backward(self, client: int, gradients: Message, share: float) -> Smash:
+        """The second half as a part of a joint step: what `join` is to `learn`."""
+
+    @abstractmethod
+    def output(self, *z: Tensor, leaves_trace: bool = True) -> Any:
+        """What the server part gives for smashed data, with its graph, in training mode.
+
+        With `leaves_trace` the pass moves running statistics, as in a step.
+        """
+
+    @abstractmethod
+    def infer(self, *z: Tensor) -> Any:
+        """The same in evaluation mode, without a graph."""
+
+    @abstractmethod
+    def task_loss(self, output: Any, target: Mapping[str, Tensor], *, counts: bool = True) -> Tensor:
+        """The task's mean loss of an output, with its graph; whether it counts in the metrics."""
+
+    @abstractmethod
+    def join_loss(self, loss: Tensor) -> None:
+        """Add the gradient of any loss to the next `step`."""
+
+    @abstractmethod
+    def minimise(self, loss: Tensor, share: float) -> None:
+        """Backpropagate any loss and take one optimizer step; `share` of the round's steps, 0 to 1, lie before it."""
+
+    @abstractmethod
+    def keep(self, client: int, upload: Message) -> None:
+        """Keep an upload until `take_kept`, which an algorithm calls before the round is over."""
+
+    @abstractmethod
+    def take_kept(self) -> dict[int, list[Message]]:
+        """By client, in order, the uploads that were kept. They are forgotten."""
+
+    @abstractmethod
     def average_copies(self) -> None:
         """Put the mean of the clients' own server-side models in their place."""
 
     @abstractmethod
     def drop(self, client: int) -> None:
-        """A client has failed in this round: its own server-side model and its open step are forgotten."""
+        """A client has failed in this round: its own server-side model, open step and kept uploads are forgotten."""
 
     @abstractmethod
     def remember(self, client: int, smashed: Message) -> None:

@@ -5,7 +5,8 @@ The module that computes is shared by all clients of a worker (a thousand client
 at the replica's own Parameter objects, so that a graph recorded with one replica stays valid while another one is in.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -106,6 +107,20 @@ class Replica:
             group["lr"] = lr
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+
+    @contextmanager
+    def adding(self, share: float) -> Iterator[None]:
+        """Of gradients that are computed inside, this share is added to those at hand."""
+        parameters = self.parameters().values()
+        before = [parameter.grad for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = None
+        yield
+        for parameter, sum_before in zip(parameters, before, strict=True):
+            if parameter.grad is not None and share != 1:
+                parameter.grad.mul_(share)
+            if sum_before is not None:
+                parameter.grad = sum_before if parameter.grad is None else sum_before.add_(parameter.grad)
 
     def snapshot(self) -> "Replica":
         """A copy of the weights as they are, without an optimizer; the buffers are this one's own."""

@@ -1,6 +1,7 @@
 """The S-server: holds the server-side model, learns from uploads, and aligns the auxiliaries."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from fsl_sage.alignment.fidelity import CLIENTS, SAMPLES, Fidelity, fidelity, me
 from fsl_sage.alignment.matching import UnusableError, align, alignment_optimizer
 from fsl_sage.alignment.passes import Smash, gradients_of, leaves
 from fsl_sage.config import AlignmentConfig
-from fsl_sage.models.norm import recalibrated
+from fsl_sage.models.norm import recalibrated, untouched_statistics
 from fsl_sage.roles.averaging import average
 from fsl_sage.roles.protocols import Parts, SServerRole
 from fsl_sage.roles.replica import Replica
@@ -48,7 +49,7 @@ class SServer(SServerRole):
         self._workbench = workbench
         self._initial = initial
         self._spread = spread
-        self._client_weights = client_weights
+        self.client_weights = client_weights
         self._lr: Schedule = settings.server_schedule()
         self._start()
 
@@ -84,6 +85,9 @@ class SServer(SServerRole):
         self.skipped: dict[str, str] = {}
         """By client ("pooled" for the one of all), why an alignment of this round gave nothing."""
         self.left: list[tuple[int, Message]] = []
+        self._kept: dict[int, list[Message]] = {}
+        self._outputs = 0
+        """The passes of this round that an algorithm asked for."""
 
     # Learning
 
@@ -93,12 +97,31 @@ class SServer(SServerRole):
         With `own_copy` the client has a server-side model of its own until `average_copies` (SplitFed-MS).
         """
         replica = self._copy(client) if own_copy else self._model
-        step = int(smashed.values["step"])
-        self._settings.seed_forward("dropout-s-server", client, self.round, step)
+        gradients = self._pass(replica, client, smashed, cut_gradient=cut_gradient)
+        replica.step(self._lr(self.round, int(smashed.values["step"])))
+        return gradients
+
+    def join(self, client: int, smashed: Message, share: float) -> Smash:
+        """Add `share` times the gradient of an upload's mean loss to the next `step`; returns z_b of that mean loss.
+
+        Every upload passes the model by itself, so BatchNorm sees the clients' batches apart.
+        """
+        with self._model.adding(share):
+            return self._pass(self._model, client, smashed, cut_gradient=True)
+
+    def step(self, step: int) -> None:
+        """One optimizer step on all that was joined; `step` is the local step that the learning rate goes by."""
+        self._model.step(self._lr(self.round, step))
+
+    def terms(self, smashed: Message) -> int:
+        """The number of loss terms over which the mean loss of an upload is taken."""
+        return self._settings.task.terms(smashed.target)
+
+    def _pass(self, replica: Replica, client: int, smashed: Message, *, cut_gradient: bool) -> Smash:
+        self._settings.seed_forward("dropout-s-server", client, self.round, int(smashed.values["step"]))
         gradients, loss = self._settings.passes.learn(
             replica.module(), smashed.smashed, smashed.target, cut_gradient=cut_gradient
         )
-        replica.step(self._lr(self.round, step))
         self.losses.append(loss)
         return gradients
 
@@ -119,14 +142,65 @@ class SServer(SServerRole):
 
     def backward(self, client: int, gradients: Message) -> Smash:
         """The second half: backpropagate the gradients of the client's head, take the step, and return z_b."""
-        replica, inputs, features = self._open.pop(client)
-        roots = [tensor for tensor in features if tensor.requires_grad]
-        torch.autograd.backward(roots, list(gradients.cut_gradients))
+        replica, inputs = self._backward(client, gradients)
         if replica is not self._copies.get(client):
             self._model.take_gradients(replica)
             replica = self._model
         replica.step(self._lr(self.round, int(gradients.values["step"])))
         return gradients_of(inputs)
+
+    def join_backward(self, client: int, gradients: Message, share: float) -> Smash:
+        """The second half as a part of a joint step: what `join` is to `learn`."""
+        with self._model.adding(share):
+            replica, inputs = self._backward(client, gradients)
+            self._model.take_gradients(replica)
+        return gradients_of(inputs)
+
+    def _backward(self, client: int, gradients: Message) -> tuple[Replica, list[Tensor]]:
+        replica, inputs, features = self._open.pop(client)
+        roots = [tensor for tensor in features if tensor.requires_grad]
+        torch.autograd.backward(roots, list(gradients.cut_gradients))
+        return replica, inputs
+
+    def output(self, *z: Tensor, leaves_trace: bool = True) -> Any:
+        """What the server part gives for smashed data, with its graph, in training mode."""
+        self._settings.seed_forward("dropout-s-server-output", -1, self.round, self._outputs)
+        self._outputs += 1
+        module = self._model.module().train()
+        trace = nullcontext() if leaves_trace else untouched_statistics(module)
+        with trace, self._settings.passes.autocast():
+            return module(*z)
+
+    @torch.no_grad()
+    def infer(self, *z: Tensor) -> Any:
+        """The same in evaluation mode, without a graph."""
+        with self._settings.passes.autocast():
+            return self._model.module().eval()(*z)
+
+    def task_loss(self, output: Any, target: Mapping[str, Tensor], *, counts: bool = True) -> Tensor:
+        """The task's mean loss of an output, with its graph; whether it counts in the metrics."""
+        loss = self._settings.task.loss(output, target)
+        if counts:
+            self.losses.append(loss.detach())
+        return loss
+
+    def join_loss(self, loss: Tensor) -> None:
+        """Add the gradient of any loss to the next `step`."""
+        torch.autograd.backward(loss)
+
+    def minimise(self, loss: Tensor, share: float) -> None:
+        """Backpropagate any loss and take one optimizer step; `share` of the round's steps, 0 to 1, lie before it."""
+        torch.autograd.backward(loss)
+        self.step(int(share * self._lr.steps))
+
+    def keep(self, client: int, upload: Message) -> None:
+        """Keep an upload until `take_kept`, which an algorithm calls before the round is over."""
+        self._kept.setdefault(client, []).append(upload)
+
+    def take_kept(self) -> dict[int, list[Message]]:
+        """By client, in order, the uploads that were kept. They are forgotten."""
+        kept, self._kept = self._kept, {}
+        return dict(sorted(kept.items()))
 
     def _copy(self, client: int) -> Replica:
         if client not in self._copies:
@@ -140,7 +214,8 @@ class SServer(SServerRole):
         return self._copies[client]
 
     def drop(self, client: int) -> None:
-        """A client has failed in this round: its own server-side model and its open step are forgotten."""
+        """A client has failed in this round: its own server-side model, open step and kept uploads are forgotten."""
+        self._kept.pop(client, None)
         self._copies.pop(client, None)
         self._open.pop(client, None)
 
@@ -148,7 +223,7 @@ class SServer(SServerRole):
         """Put the mean of the clients' own server-side models in their place; their optimizer states stay theirs."""
         clients = sorted(self._copies)
         states = [self._copies[client].weights() for client in clients]
-        self.set_weights(average(states, [self._client_weights[client] for client in clients]))
+        self.set_weights(average(states, [self.client_weights[client] for client in clients]))
         for client in clients:
             self._copy_optimizers[client] = self._copies.pop(client).optimizer_state()
 

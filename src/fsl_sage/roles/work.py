@@ -71,7 +71,7 @@ class Settings:
         """The optimizer of a part, at a client or the S-server; the learning rate comes with each step."""
         config = self.config.optimizer
         decay = config.weight_decay
-        if part == "auxiliary" and config.auxiliary_weight_decay is not None:
+        if part in ("auxiliary", "decoder") and config.auxiliary_weight_decay is not None:
             decay = config.auxiliary_weight_decay
         return partial(make_optimizer, config.name, lr=config.lr, weight_decay=decay, momentum=config.momentum)
 

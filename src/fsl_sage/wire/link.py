@@ -8,9 +8,11 @@ place, from what is really sent.
 from collections.abc import Mapping
 from dataclasses import replace
 
+from torch import Tensor
+
 from fsl_sage.wire.codecs import Codec, Identity
 from fsl_sage.wire.ledger import Direction, Ledger
-from fsl_sage.wire.message import Message
+from fsl_sage.wire.message import OPTIMIZER_STATE, Message, nbytes
 
 IDENTITY = Identity()
 
@@ -36,6 +38,11 @@ class Link:
         for kind, tensors in message.parts.items():
             codec = self._codecs.get(kind, IDENTITY)
             sent = codec.encode(tensors)
-            self.ledger.bill(t, client, direction, kind, sum(x.numel() * x.element_size() for x in sent.values()))
+            self.ledger.bill(t, client, direction, kind, nbytes(_payload(kind, sent)))
             arrived[kind] = codec.decode(sent)
         return replace(message, parts=arrived)
+
+
+def _payload(kind: str, sent: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """What is billed: all arrays, but not an optimizer's step counters, which are plain numbers."""
+    return {name: x for name, x in sent.items() if x.dim()} if kind == OPTIMIZER_STATE else sent

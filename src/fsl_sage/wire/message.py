@@ -15,7 +15,10 @@ AUXILIARY = "auxiliary"
 ACTIVATIONS = "activations"
 LABELS = "labels"
 CUT_GRADIENTS = "cut gradients"
+LOGITS = "logits"
+DECODER = "decoder"
 FIRST_DOWNLOAD = "first download"
+OPTIMIZER_STATE = "optimizer state"
 
 
 def nbytes(tensors: Mapping[str, Tensor]) -> int:

@@ -33,6 +33,8 @@ class Download:
     """All that a client holds, by kind: the newest weights, and what is not averaged or stays local later."""
     frozen: Tensors = field(default_factory=dict)
     """Weights that never change."""
+    in_turn: bool = False
+    """Whether the averaged weights come with each turn of a client, so that they are no first download."""
 
 
 class Post:
@@ -46,29 +48,35 @@ class Post:
         """Messages for a client by kind; only the newest of a kind is kept."""
         self._paid: set[tuple[int, str]] = set()
 
-    def welcome(self, t: int, clients: Iterable[int], download: Download) -> None:
+    def welcome(self, t: int, clients: Iterable[int], download: Download) -> frozenset[int]:
         """Send what clients lack before round t: all that they hold to new ones, the averages to returning ones.
 
         Frozen weights are a first download whenever a client comes. The rest is a first download only before the first
-        average; later it is today's model.
+        average; later it is today's model. Returns the clients that have returned to newer averages.
         """
+        clients = list(clients)
+        returning = frozenset(client for client in clients if self.has[client] not in (NOTHING, self.version))
         for client in clients:
             if self.has[client] == NOTHING:
                 self._introduce(t, client, download)
-            elif self.has[client] != self.version:
+            elif client in returning:
                 self.link.down(t, client, download.newest)
             self.has[client] = self.version
             for kind, tensors in self.waiting.get(client, {}).items():
                 self._pay(t, client, kind, tensors)
+        return returning
 
     def _introduce(self, t: int, client: int, download: Download) -> None:
-        """Send a client its first download. In round 0 only what was averaged in it already is not part of that."""
+        """Send a client its first download. In round 0 only what was averaged in it already is not part of that.
+
+        Where nothing is ever averaged there is no model of today: all is a first download, whenever a client comes.
+        """
         # What waits for the client takes the place of what it would else hold, and is sent with the messages.
         held = {kind: x for kind, x in download.held.parts.items() if kind not in self.waiting.get(client, {})}
-        if t > 0:
+        if t > 0 and download.newest.parts:
             self.link.down(t, client, Message({FIRST_DOWNLOAD: download.frozen, **held}))
             return
-        now = {} if self.version == INITIAL else download.newest.parts
+        now = {} if self.version == INITIAL and not download.in_turn else download.newest.parts
         first = {
             f"{kind}/{name}": tensor
             for kind, tensors in held.items()
@@ -76,7 +84,7 @@ class Post:
             if name not in now.get(kind, {})
         }
         frozen = {f"frozen/{name}": tensor for name, tensor in download.frozen.items()}
-        self.link.down(BEFORE, client, Message({FIRST_DOWNLOAD: {**first, **frozen}}))
+        self.link.down(t or BEFORE, client, Message({FIRST_DOWNLOAD: {**first, **frozen}}))
         self.link.down(t, client, Message(now))
 
     def renew(self) -> None:

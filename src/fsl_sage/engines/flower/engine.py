@@ -178,9 +178,9 @@ class FlowerEngine(Engine):
         """On the server's own test set."""
         return evaluate(self.setup.settings, parts, self._threads.spread)
 
-    def local_tensors(self) -> list[Parts]:
+    def local_tensors(self) -> dict[int, Parts]:
         """What clients keep for themselves stays at their nodes."""
-        return []
+        return {}
 
     # State
 

@@ -28,8 +28,9 @@ from fsl_sage.wire.message import Message, Tensors
 
 MIB = 2**20
 
-Common = tuple[Parts, Mapping[str, Tensors]]
-"""What all clients of a round get: the averaged weights by part, and what the F-server sends along by kind."""
+Common = tuple[Parts, Mapping[str, Tensors], frozenset[int]]
+"""What all clients of a round get: the averaged weights by part, what the F-server sends along by kind, and for which
+clients these weights are new after an absence."""
 
 
 class WorkerActor:
@@ -98,8 +99,9 @@ class WorkerActor:
         return job(self._worker.workbench, self._worker.setup.settings, shared, item)
 
     def _delivery(self, common: Common, mail: Mapping[int, Any]) -> Delivery:
-        (received, extra), mail = to_device((common, mail), self._device)
-        return Delivery(received, mail, extra)
+        received, extra, renewed = common
+        received, extra, mail = to_device((received, extra, mail), self._device)
+        return Delivery(received, mail, extra, renewed)
 
     def _own(self, state: Tensors) -> Tensors:
         # What came through the object store is shared, and a client's optimizer writes on its state.

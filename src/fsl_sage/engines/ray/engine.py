@@ -61,7 +61,7 @@ class RayEngine(Engine):
 
     def train(self, t: int, clients: Sequence[int], delivery: Delivery, link: Link) -> list[Update]:
         """Clients that wait exchange every batch with the S-server; the others run their whole round in parallel."""
-        common = ray.put((delivery.received, delivery.extra))
+        common = ray.put((delivery.received, delivery.extra, delivery.renewed))
         if self.setup.algorithm.waits_in(t):
             ended = self._run_in_exchange(t, clients, common, delivery.mail, link)
         else:
@@ -94,9 +94,11 @@ class RayEngine(Engine):
                     self._answer(self._server.close.options(concurrency_group="intake").remote(t, id))
                 result = ClientError(id, t, str(result)), None
             ended[id] = result[0], result[1]
-        self._failures.note({id: how for id, (how, _) in ended.items() if isinstance(how, ClientError)})
+        failed = self._failures.note({id: how for id, (how, _) in ended.items() if isinstance(how, ClientError)})
         if learned is not None:
             link.ledger.load(self._answer(learned))
+        for id in failed:
+            self._call("ask", "drop", id)
         return ended
 
     def _run_in_exchange(
@@ -163,7 +165,7 @@ class RayEngine(Engine):
         """The test set's batches are shared out among the workers."""
         return evaluate(self.setup.settings, parts, self._pool.spread)
 
-    def local_tensors(self) -> list[Parts]:
+    def local_tensors(self) -> dict[int, Parts]:
         """By client, in order."""
         return local_tensors(self.setup, self._client_states())
 

@@ -43,6 +43,12 @@ class Classification(Task):
             x = augment(x, generator)
         return self._batch(x, images.y[indices])
 
+    def plain_batch(self, indices: Tensor) -> Batch:
+        """The same without augmentation."""
+        images = self.data.train
+        indices = indices.to(images.x.device)
+        return self._batch(images.x[indices], images.y[indices])
+
     def test_batches(self) -> int:
         """The number of batches of TEST_BATCH images."""
         return -(-len(self.data.test) // TEST_BATCH)
