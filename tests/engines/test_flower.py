@@ -111,8 +111,20 @@ def assert_same_run(a, b):
         {"algorithm": "cse-fsl", "optimizer": {"label_smoothing": 0.2, "auxiliary_weight_decay": 0.0}},
         {"local_auxiliary": True, "rounds": 3, "align_rounds": [1], "alignment": {"optimizer_state": "kept"}},
         {"precision": "float64"},
+        {"algorithm": "local-loss", "cohort": 0.67, "rounds": 3, "data": {"partition": "dirichlet", "alpha": 0.5}},
     ],
-    ids=["fsl-sage", "warm", "lazy", "cse-fsl", "fedavg", "cohort", "smoothing", "local-auxiliary", "float64"],
+    ids=[
+        "fsl-sage",
+        "warm",
+        "lazy",
+        "cse-fsl",
+        "fedavg",
+        "cohort",
+        "smoothing",
+        "local-auxiliary",
+        "float64",
+        "local-loss",
+    ],
 )
 def test_bits_ledger_and_metrics_are_those_of_the_local_engine(deploy, changes):
     deployment = deploy(**changes)
@@ -126,8 +138,9 @@ def test_bits_ledger_and_metrics_are_those_of_the_local_engine(deploy, changes):
         {"algorithm": "fsl-sage", "warm_start": True},
         {"algorithm": "cse-fsl"},
         {"algorithm": "fedavg"},
+        {"algorithm": "local-loss"},
     ],
-    ids=["fsl-sage", "cse-fsl", "fedavg"],
+    ids=["fsl-sage", "cse-fsl", "fedavg", "local-loss"],
 )
 def test_the_tensors_that_cross_are_what_the_ledger_bills(deploy, changes):
     deployment = deploy(**{"rounds": 3, "align_every": 2, **changes})

@@ -49,13 +49,13 @@ def on_ray(crew):
     def run_on(config, workers=2):
         lent = Crew(crew.workers[:workers], crew.server)
         build = partial(build_on, lent)
-        return play(RunDirectory.create(config), config, [], build)
+        return play(RunDirectory.create(config), config, [], build=build)
 
     return run_on
 
 
-def build_on(crew, directory, config):
-    setup = make_setup(config)
+def build_on(crew, directory, config, problem):
+    setup = make_setup(config, problem)
     return Federation(setup, RayEngine(setup, crew))
 
 
@@ -112,8 +112,25 @@ def test_bits_are_those_of_the_local_engine(small, on_ray, assert_like_local, al
         {"algorithm": "splitfed-ss", "order": "blocked", "cohort": 0.6},
         {"align_at": "start", "cohort": 0.6, "rounds": 3, "local_auxiliary": True},
         {"align_at": "start", "alignment": {"scope": "client", "optimizer_state": "kept"}},
+        {"algorithm": "splitfed-ss", "joint_step": True},
+        {"algorithm": "sl", "alternate": True, "hands_on_optimizer": True, "cohort": 0.6, "local_epochs": 1},
+        {"algorithm": "local-loss", "cohort": 0.6},
+        {"algorithm": "cpsl", "draw_clusters": True, "hands_on_optimizer": True},
+        {"algorithm": "adaptsfl", "average_every": 2, "cohort": 0.6, "rounds": 5, "local_epochs": 1},
     ],
-    ids=["cohort", "local statistics", "pooled", "blocked", "aligned at start", "by client at start"],
+    ids=[
+        "cohort",
+        "local statistics",
+        "pooled",
+        "blocked",
+        "aligned at start",
+        "by client at start",
+        "joint step",
+        "sl",
+        "local-loss",
+        "cpsl",
+        "adaptsfl",
+    ],
 )
 def test_other_settings_too(small, on_ray, assert_like_local, changes):
     directory = on_ray(small(engine="ray", **changes)).directory
@@ -134,7 +151,7 @@ def test_a_run_may_go_on_upon_the_other_engine(small, crew, assert_like_local, m
             directory = RunDirectory.create(config)
         interrupt_after(monkeypatch, rounds)
         try:
-            play(directory, config if build else replace(config, engine="local"), [], build)
+            play(directory, config if build else replace(config, engine="local"), [], build=build)
         except KeyboardInterrupt:
             assert len(directory.metrics()) == rounds < 3
         monkeypatch.undo()
@@ -181,11 +198,12 @@ def test_the_s_server_killed_in_a_round(crew, small, assert_like_local, monkeypa
     marker = tmp_path / "killed"
     with_fault(monkeypatch, algorithm, KillsServer, marker)
 
-    def build(directory, config):  # the crew's own S-server is needed for other tests
-        return build_on(Crew(crew.workers[:2], start_crew(Layout(0, cpus=1, gpus=0)).server), directory, config)
+    def build(directory, config, problem):  # the crew's own S-server is needed for other tests
+        server = start_crew(Layout(0, cpus=1, gpus=0)).server
+        return build_on(Crew(crew.workers[:2], server), directory, config, problem)
 
     config = small(algorithm=algorithm, engine="ray")
-    play(RunDirectory.create(config), config, [], build)
+    play(RunDirectory.create(config), config, [], build=build)
     assert marker.exists()
     monkeypatch.undo()
     assert_like_local(config.out, algorithm=algorithm)
@@ -206,7 +224,7 @@ def test_the_driver_killed(small, crew, assert_like_local):
     driver.send_signal(signal.SIGKILL)
     driver.wait()
     assert not directory.finished()
-    play(directory, config, [], partial(build_on, crew))
+    play(directory, config, [], build=partial(build_on, crew))
     assert_like_local(config.out, **changes)
 
 
