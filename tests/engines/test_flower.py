@@ -112,6 +112,7 @@ def assert_same_run(a, b):
         {"local_auxiliary": True, "rounds": 3, "align_rounds": [1], "alignment": {"optimizer_state": "kept"}},
         {"precision": "float64"},
         {"algorithm": "heron-sfl"},
+        {"algorithm": "local-loss", "cohort": 0.67, "rounds": 3, "data": {"partition": "dirichlet", "alpha": 0.5}},
     ],
     ids=[
         "fsl-sage",
@@ -124,6 +125,7 @@ def assert_same_run(a, b):
         "local-auxiliary",
         "float64",
         "heron-sfl",
+        "local-loss",
     ],
 )
 def test_bits_ledger_and_metrics_are_those_of_the_local_engine(deploy, changes):
@@ -138,8 +140,9 @@ def test_bits_ledger_and_metrics_are_those_of_the_local_engine(deploy, changes):
         {"algorithm": "fsl-sage", "warm_start": True},
         {"algorithm": "cse-fsl"},
         {"algorithm": "fedavg"},
+        {"algorithm": "local-loss"},
     ],
-    ids=["fsl-sage", "cse-fsl", "fedavg"],
+    ids=["fsl-sage", "cse-fsl", "fedavg", "local-loss"],
 )
 def test_the_tensors_that_cross_are_what_the_ledger_bills(deploy, changes):
     deployment = deploy(**{"rounds": 3, "align_every": 2, **changes})

@@ -112,8 +112,25 @@ def test_bits_are_those_of_the_local_engine(small, on_ray, assert_like_local, al
         {"algorithm": "splitfed-ss", "order": "blocked", "cohort": 0.6},
         {"align_at": "start", "cohort": 0.6, "rounds": 3, "local_auxiliary": True},
         {"align_at": "start", "alignment": {"scope": "client", "optimizer_state": "kept"}},
+        {"algorithm": "splitfed-ss", "joint_step": True},
+        {"algorithm": "sl", "alternate": True, "hands_on_optimizer": True, "cohort": 0.6, "local_epochs": 1},
+        {"algorithm": "local-loss", "cohort": 0.6},
+        {"algorithm": "cpsl", "draw_clusters": True, "hands_on_optimizer": True},
+        {"algorithm": "adaptsfl", "average_every": 2, "cohort": 0.6, "rounds": 5, "local_epochs": 1},
     ],
-    ids=["cohort", "local statistics", "pooled", "blocked", "aligned at start", "by client at start"],
+    ids=[
+        "cohort",
+        "local statistics",
+        "pooled",
+        "blocked",
+        "aligned at start",
+        "by client at start",
+        "joint step",
+        "sl",
+        "local-loss",
+        "cpsl",
+        "adaptsfl",
+    ],
 )
 def test_other_settings_too(small, on_ray, assert_like_local, changes):
     directory = on_ray(small(engine="ray", **changes)).directory

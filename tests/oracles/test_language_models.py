@@ -1,11 +1,13 @@
 """Every algorithm on texts, a tiny GPT-2 with LoRA, against its oracle in float64."""
 
+from dataclasses import replace
+
 import pytest
 from safetensors.torch import load_file
 
 from fsl_sage.config import from_dict
 from tests.conftest import merge
-from tests.oracles import ORACLES
+from tests.oracles import FAMILY, ORACLES
 from tests.oracles.models import GPT2Auxiliary, GPT2Client, GPT2Server, text_loss, text_terms
 from tests.oracles.subject import compare, given_for, run_of
 from tests.texts import save_all
@@ -17,6 +19,13 @@ ALGORITHMS = {
     "splitfed-ss": {},
     "cse-fsl": {"optimizer": {"auxiliary_weight_decay": 0.0}},
     "fsl-sage": {"alignment": {"start": "previous"}},
+}
+TOGETHER = {
+    "sl": {"hands_on_optimizer": True},
+    "cpsl": {"own_reply": True},
+    "splitfed-ss": {"joint_step": True},
+    "local-loss": {},
+    "adaptsfl": {"average_every": 2},
 }
 OPTIONS = {
     "start server": {"alignment": {"start": "server"}},
@@ -41,7 +50,7 @@ def texts(tmp_path_factory):
     return save_all(tmp_path_factory.mktemp("texts"))
 
 
-def check(tiny, texts, algorithm, change):
+def check(tiny, texts, algorithm, change, oracle=None):
     config = from_dict(change, tiny(**merge(texts, CHANGES), algorithm=algorithm))
     setup, found, orders = run_of(config)
     base = {
@@ -52,12 +61,23 @@ def check(tiny, texts, algorithm, change):
     smoothing = 0.1 if config.optimizer.label_smoothing is None else config.optimizer.label_smoothing
     given = given_for(config, setup, orders, parts, text_loss(smoothing), text_terms)
     assert any(len(set(cohort)) < config.clients for cohort in given.cohorts)
-    compare(found, ORACLES[algorithm](given))
+    compare(found, (oracle or ORACLES[algorithm])(given))
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_algorithm(tiny, texts, algorithm):
     check(tiny, texts, algorithm, ALGORITHMS[algorithm])
+
+
+@pytest.mark.parametrize("algorithm", TOGETHER)
+def test_algorithm_in_turns_or_joint_steps(tiny, texts, algorithm):
+    """Both clients of a round are one cluster of CPSL, whose texts are of unequal lengths."""
+
+    def oracle(given):
+        name = "splitfed-ss-joint" if algorithm == "splitfed-ss" else algorithm
+        return FAMILY[name](replace(given, clusters=[[cohort] for cohort in given.cohorts]))
+
+    check(tiny, texts, algorithm, TOGETHER[algorithm], oracle)
 
 
 @pytest.mark.parametrize("option", OPTIONS)

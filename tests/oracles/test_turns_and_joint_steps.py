@@ -50,8 +50,11 @@ def check(config: Config, *, bytes: bool = True) -> None:
     setup, found, orders = run_of(config)
     parts = {part: PARTS[part] for part in setup.initial}
     given = given_for(config, setup, orders, parts, image_loss, image_terms)
-    name = "splitfed-ss-joint" if config.algorithm == "splitfed-ss" else config.algorithm
-    compare(found, FAMILY[name](replace(given, clusters=clusters(setup, given))), bytes=bytes)
+    compare(found, FAMILY[oracle_of(config.algorithm)](replace(given, clusters=clusters(setup, given))), bytes=bytes)
+
+
+def oracle_of(algorithm: str) -> str:
+    return "splitfed-ss-joint" if algorithm == "splitfed-ss" else algorithm
 
 
 def clusters(setup: Setup, given: Given) -> list[list[list[int]]]:

@@ -34,7 +34,7 @@ class CPSL(Relay):
     """Clusters take turns. In a cluster the S-server takes one step on all members' batches, put together."""
 
     title = "CPSL"
-    colour = "#666666"
+    colour = "#2F6B2F"
     Options = CPSLOptions
     options: CPSLOptions
     takes_two_cuts = False  # the S-server computes the loss of the whole cluster
