@@ -8,8 +8,12 @@ from pathlib import Path
 
 from fsl_sage.algorithms.base import Algorithm
 from fsl_sage.algorithms.cse_fsl import CSEFSL
+from fsl_sage.algorithms.fedadam import FedAdam
 from fsl_sage.algorithms.fedavg import FedAvg
+from fsl_sage.algorithms.fedprox import FedProx
+from fsl_sage.algorithms.fedyogi import FedYogi
 from fsl_sage.algorithms.fsl_sage import FSLSAGE, LazyFSLSAGE
+from fsl_sage.algorithms.scaffold import Scaffold
 from fsl_sage.algorithms.splitfed_ms import SplitFedMS
 from fsl_sage.algorithms.splitfed_ss import SplitFedSS
 from fsl_sage.config import Config, option
@@ -22,6 +26,10 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "splitfed-ms": SplitFedMS,
     "splitfed-ss": SplitFedSS,
     "fedavg": FedAvg,
+    "fedprox": FedProx,
+    "fedadam": FedAdam,
+    "fedyogi": FedYogi,
+    "scaffold": Scaffold,
 }
 
 

@@ -11,6 +11,7 @@ from fsl_sage.alignment.passes import Smash
 from fsl_sage.config import Config
 from fsl_sage.problems.base import Batch
 from fsl_sage.problems.batches import batch_indices, batch_sizes
+from fsl_sage.roles.corrections import correct
 from fsl_sage.roles.protocols import ClientRole, Parts
 from fsl_sage.roles.replica import Replica
 from fsl_sage.roles.work import Chain, Settings, Workbench, boundary
@@ -37,6 +38,7 @@ class Client(ClientRole):
         state: Mapping[str, Tensor],
         trains: tuple[str, ...],
         received_extra: Mapping[str, Tensors] | None = None,
+        averaged: tuple[str, ...] = (),
     ) -> None:
         self.id = id
         self.examples = examples
@@ -45,11 +47,13 @@ class Client(ClientRole):
         self.extra = below("extra/", state)
         self.round = self.step_index = -1
         self.losses: list[Tensor] = []
+        self.lr_used = 0.0
         self._settings = settings
         self._workbench = workbench
         self._lr = settings.client_schedule()
         self._own: dict[str, Tensors] = {part: below(f"own/{part}/", state) for part in initial}
         self._parts: dict[str, Replica] = {}
+        self._corrected = tuple(part for part in averaged if part in trains)
         for part, tensors in initial.items():
             weights = {**tensors, **received.get(part, {}), **self._own[part]}
             replica = Replica(workbench.slots[part], weights, settings.optimizer_of(part) if part in trains else None)
@@ -112,6 +116,8 @@ class Client(ClientRole):
     def step(self) -> None:
         """One optimizer step of every part that this client trains."""
         lr = self._lr(self.round, self.step_index)
+        correct(self, self._settings.config.averaging, self._corrected)
+        self.lr_used += lr
         for replica in self._parts.values():
             if replica.optimizer is not None:
                 replica.step(lr)

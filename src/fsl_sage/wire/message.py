@@ -15,6 +15,8 @@ AUXILIARY = "auxiliary"
 ACTIVATIONS = "activations"
 LABELS = "labels"
 CUT_GRADIENTS = "cut gradients"
+CONTROL = "control"
+"""SCAFFOLD's control variates: the change of a client's on the way up, the F-server's on the way down."""
 FIRST_DOWNLOAD = "first download"
 
 
