@@ -3,12 +3,13 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from tests.oracles.averaging import Correction, FedOpt, zeros_of_trained
 from tests.oracles.given import Given, Target, Tensors
 
 # --------------------------------------------------------------------------------------------------- parts of a model
@@ -113,6 +114,8 @@ class Client:
     optimizers: dict[str, Optimizer]
     last_round: int | None = None
     """The last round that it took part in."""
+    corrections: dict[str, Correction] = field(default_factory=dict)
+    """By part: what FedProx and SCAFFOLD add to its gradients."""
 
 
 def new_clients(given: Given, held: Iterable[str]) -> list[Client]:
@@ -122,8 +125,9 @@ def new_clients(given: Given, held: Iterable[str]) -> list[Client]:
         parts = {part: new_part(given, part) for part in held}
         optimizers = {}
         for part, module in parts.items():
-            decay = given.auxiliary_weight_decay if part == "auxiliary" else given.weight_decay
-            optimizers[part] = new_optimizer(given, module, given.lr, decay)
+            decay = given.weight_decay if part in ("client", "server") else given.auxiliary_weight_decay
+            lr = given.decoder_lr if part == "decoder" else given.lr
+            optimizers[part] = new_optimizer(given, module, lr, decay)
         clients.append(Client(number, parts, optimizers))
     return clients
 
@@ -172,16 +176,33 @@ def average(states: list[Tensors], weights: list[float]) -> Tensors:
     return mean
 
 
+def averages_within(every: int, first: int, end: int) -> bool:
+    """Whether one of the rounds from `first` until before `end` ends with an average, if every `every`-th does."""
+    return any((t + 1) % every == 0 for t in range(first, end))
+
+
 class FServer:
     """It averages parts of the clients (Algorithm 2), and sends the averages to them."""
 
-    def __init__(self, given: Given, ledger: Ledger, kinds: Mapping[str, tuple[str, ...]], held: Iterable[str]) -> None:
-        """`kinds`: by kind of message, the parts in it, which are averaged; `held`: all parts that a client has."""
+    def __init__(
+        self,
+        given: Given,
+        ledger: Ledger,
+        kinds: Mapping[str, tuple[str, ...]],
+        held: Iterable[str],
+        every: int = 1,
+    ) -> None:
+        """`kinds`: by kind of message, the parts in it, which are averaged; `held`: all parts that a client has;
+        `every`: how many rounds lie between two averages."""
         self.given = given
         self.ledger = ledger
         self.kinds = kinds
         self.held = list(held)
+        self.every = every
         self.newest = {part: dict(given.initial[part]) for parts in kinds.values() for part in parts}
+        self.optimizers = {part: FedOpt(given, part) for part in self.newest}
+        self.controls = {part: zeros_of_trained(given, part) for part in self.newest} if given.scaffold else {}
+        """SCAFFOLD's c."""
 
     def first_download(self) -> None:
         """Before round 0: all that a client holds."""
@@ -191,30 +212,70 @@ class FServer:
             self.ledger.bill(-1, client, "down", "first download", frozen(self.given, self.held))
 
     def send_newest(self, t: int, client: Client) -> None:
-        """At the start of a client's round. Who was there in the round before has paid already."""
-        for part, tensors in self.newest.items():
-            load(client.parts[part], tensors)
+        """At the start of a client's round, if there is a newer average than its own. Who was there in the round that
+        made it has paid already."""
         comes_first = client.last_round is None
+        if self.is_due(t, client):
+            for part, tensors in self.newest.items():
+                load(client.parts[part], tensors)
+                self.correct(client, part)
         if t > 0 and comes_first:
             self.ledger.bill(t, client.number, "down", "first download", frozen(self.given, self.held))
-        if t > 0 and (comes_first or client.last_round < t - 1):
+        if t > 0 and (comes_first or averages_within(self.every, client.last_round + 1, t)):
             self.bill("down", t, client)
         client.last_round = t
 
+    def is_due(self, t: int, client: Client) -> bool:
+        """Whether the client starts round t from the newest average, and not from its own weights."""
+        return client.last_round is None or averages_within(self.every, client.last_round, t)
+
+    def next_state(self, client: Client, part: str) -> Tensors:
+        """What the client would start the round after the last one with."""
+        if self.is_due(self.given.rounds, client):
+            return self.newest[part]
+        return state(self.given, part, client.parts[part])
+
+    def correct(self, client: Client, part: str) -> None:
+        """FedProx and SCAFFOLD need to know what was received."""
+        if self.given.proximal == 0 and not self.given.scaffold:
+            return
+        if part not in client.corrections:
+            client.corrections[part] = Correction(self.given, client.parts[part], client.optimizers[part])
+        client.corrections[part].receive(self.newest[part], self.controls.get(part))
+
     def aggregate(self, t: int, cohort: list[Client]) -> None:
         """At the end of a round: updates come up, the averages go down."""
-        if not cohort:
+        if not cohort or not averages_within(self.every, t, t + 1):
             return
         for part in self.newest:
-            self.newest[part] = average_part(self.given, part, cohort)
+            mean = average_part(self.given, part, cohort)
+            self.newest[part] = self.optimizers[part].step(self.newest[part], mean)
+            if self.given.scaffold:
+                self.move_control(part, [client.corrections[part].new_control() for client in cohort])
         for client in cohort:
             self.bill("up", t, client)
             self.bill("down", t, client)
+
+    def move_control(self, part: str, changes: list[Tensors]) -> None:
+        """SCAFFOLD: c moves by the changes of the c_i, over the number of all clients. So it stays their mean."""
+        self.controls[part] = {
+            name: c + sum(change[name] for change in changes) / self.given.clients
+            for name, c in self.controls[part].items()
+        }
 
     def bill(self, direction: str, t: int, client: Client) -> None:
         for kind, parts in self.kinds.items():
             for part in parts:
                 self.ledger.bill(t, client.number, direction, kind, self.newest[part].values())
+                # the change of c_i on the way up, c on the way down: of the same size
+                self.ledger.bill(t, client.number, direction, "control", self.controls.get(part, {}).values())
+
+    def all_controls(self, clients: list[Client]) -> dict[int, dict[str, Tensors]]:
+        """For `Found`: c_i of those who have one, and c as that of client -1."""
+        if not self.given.scaffold:
+            return {}
+        own = {client.number: {part: one.own_control for part, one in client.corrections.items()} for client in clients}
+        return {**own, -1: self.controls}
 
 
 def average_part(given: Given, part: str, cohort: list[Client]) -> Tensors:

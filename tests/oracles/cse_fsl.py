@@ -39,7 +39,13 @@ def cse_fsl(given: Given) -> Found:
                 step_on_own_loss(given, client, z, target)
         f_server.aggregate(t, cohort)
     auxiliaries = dict.fromkeys(range(given.clients), f_server.newest["auxiliary"])
-    return Found(f_server.newest["client"], state(given, "server", server), auxiliaries, dict(ledger.bytes))
+    return Found(
+        f_server.newest["client"],
+        state(given, "server", server),
+        auxiliaries,
+        dict(ledger.bytes),
+        controls=f_server.all_controls(clients),
+    )
 
 
 def step_on_own_loss(given: Given, client: Client, z: Tensor, target: Target) -> None:

@@ -20,4 +20,10 @@ def fedavg(given: Given) -> Found:
                 output = client.parts["server"](client.parts["client"](inputs))
                 backward_and_step(given.loss(output, target), client.optimizers.values())
         f_server.aggregate(t, cohort)
-    return Found(f_server.newest["client"], f_server.newest["server"], {}, dict(ledger.bytes))
+    return Found(
+        f_server.newest["client"],
+        f_server.newest["server"],
+        {},
+        dict(ledger.bytes),
+        controls=f_server.all_controls(clients),
+    )

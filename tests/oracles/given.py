@@ -35,11 +35,49 @@ class Alignment:
 
 
 @dataclass(frozen=True)
+class FServerOptimizer:
+    """FedOpt: what the F-server does with an average. The letters are those of Reddi et al. 2021, Algorithm 2."""
+
+    kind: str = "sgd"
+    """"sgd" (with beta1 as its momentum), "adagrad", "adam" or "yogi"."""
+    lr: float = 1.0
+    """η. With "sgd" and beta1 = 0 it is the server's side of two-sided learning rates (Yang et al. 2021)."""
+    beta1: float = 0.0
+    beta2: float = 0.99
+    tau: float = 1e-3
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """FedGKT: examples that are known by their ids, and how client and server learn from each other's logits."""
+
+    examples: Mapping[tuple[int, int], tuple[Tensor, Target]]
+    """By (client, example): the inputs and the target of a batch of this one example. All of a client's training set.
+    """
+    client_batches: Mapping[tuple[int, int], list[list[int]]]
+    """By (round, client): the examples in each of its batches, E_c epochs one behind the other."""
+    server_batches: Mapping[int, list[list[tuple[int, int]]]]
+    """By round: the (client, example) in each of the server's batches, E_s epochs one behind the other."""
+    temperature: float = 3.0
+    temperature_squared: bool = True
+    """Whether the KL divergence is multiplied by the temperature's square."""
+    client_kl: float = 1.0
+    """The client's loss is CE + client_kl * KL. 0: no KL at the client."""
+    server_kl: float = 1.0
+    """The server's loss is server_kl * KL + server_ce * CE. 0: no KL at the server."""
+    server_ce: float = 1.0
+
+
+Mixing = Mapping[int, list[tuple[int, float]]]
+"""LocFedMix-SL, in one step. By client i: its n_s partners as (j, λ), for the mixed activations λ s_i + (1 - λ) s_j."""
+
+
+@dataclass(frozen=True)
 class Given:
     """A federation and all that the paper leaves open about it."""
 
     parts: Mapping[str, Callable[[], nn.Module]]
-    """By part ("client", "server", "auxiliary"): makes the module, in plain torch.nn, float64."""
+    """By part ("client", "server", "auxiliary", "decoder", "blocks"): makes the module, in plain torch.nn, float64."""
     initial: Mapping[str, Tensors]
     """By part: the initial weights and buffers under the names of the module's state_dict (trained weights and buffers
     alone, where a part has frozen ones too, which its maker brings)."""
@@ -75,6 +113,39 @@ class Given:
     warm_start: bool = False
     local_auxiliary: bool = False
     alignment: Alignment = field(default_factory=Alignment)
+    hands_on_optimizer: bool = False
+    """SL, CPSL: whether the state of the client part's optimizer travels with x_c."""
+    alternate: bool = False
+    """SL: alternate mini-batches, one batch of each client in turn."""
+    shared_server: bool = False
+    """Local-loss SplitFed: one server part for all clients, instead of a copy for each."""
+    average_every: int = 1
+    """LocFedMix-SL (T_c) and AdaptSFL (I): the F-server averages at the end of each round t with (t + 1) % this = 0."""
+    mixing: Mapping[tuple[int, int], Mixing] = field(default_factory=dict)
+    """LocFedMix-SL: by (round, step), what is mixed. A client that is not named, or has no partner, is not mixed; all
+    that are named, partners too, have a batch in this step."""
+    decoder_lr: float = 1e-3
+    """LocFedMix-SL. There are decoders if there is a part "decoder", from activations to inputs."""
+    clusters: list[list[list[int]]] = field(default_factory=list)
+    """CPSL: by round, the clusters in the order of their turns, each with its members in ascending order. Together they
+    are the round's cohort."""
+    own_reply: bool = False
+    """CPSL: whether the reply is the gradient of a member's own mean loss, and not its slice of the cluster's."""
+    cuts: list[int] = field(default_factory=list)
+    """AdaptSFL: by client, how many blocks it holds, at least 1. Then the model is one part "blocks", made as an
+    nn.Sequential, and there are no parts "client" and "server". Empty: one cut for all, between those two parts."""
+    distillation: Distillation | None = None
+    """FedGKT, which has no use for `batches`. The head of a client is its part "auxiliary"."""
+    direction: Callable[[int, int, int], Tensor] | None = None
+    """HERON: by (round, client, step), u: one flat vector over the trained weights of "client", then those of
+    "auxiliary", each in the order of parameters() and flattened row by row. Of length 1, which is not checked."""
+    smoothing: float = 1e-3
+    """HERON: μ."""
+    proximal: float = 0.0
+    """FedProx: μ."""
+    f_server_optimizer: FServerOptimizer | None = None
+    """FedOpt and two-sided learning rates. None: the average as it is."""
+    scaffold: bool = False
 
 
 @dataclass
@@ -89,3 +160,12 @@ class Found:
     """By client: the auxiliary that it would use in the next round. Empty in algorithms without one."""
     bytes: dict[tuple[int, int, str, str], int]
     """By (round, client, "up" or "down", kind)."""
+    clients: dict[int, Tensors] = field(default_factory=dict)
+    """By client: the client part that it would use in the next round, in algorithms where clients differ in that. Under
+    the names of "blocks" where there are cuts."""
+    decoders: dict[int, Tensors] = field(default_factory=dict)
+    """LocFedMix-SL, by client: the decoder that it would use in the next round."""
+    logits: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    """FedGKT, by (client, example): the newest logits [1, C] that the server has sent."""
+    controls: dict[int, dict[str, Tensors]] = field(default_factory=dict)
+    """SCAFFOLD, by client and part: c_i, after the last round; client -1: c."""

@@ -50,22 +50,28 @@ def _splitfed(given: Given, servers: list[nn.Module], optimizers: list[Optimizer
                 inputs, target = given.batches[t, client.number, k]
                 z = client.parts["client"](inputs)
                 ledger.bill_upload(t, client.number, z, target)
-                reply = _serve(given, servers[client.number], optimizers[client.number], z, target)
+                reply = serve(given, servers[client.number], optimizers[client.number], z, target)
                 ledger.bill(t, client.number, "down", "cut gradients", [reply])
                 step_on_cut_gradient(client, z, reply)
         f_server.aggregate(t, cohort)
-        _average_servers(given, servers, given.cohorts[t])
-    return Found(f_server.newest["client"], state(given, "server", servers[0]), {}, dict(ledger.bytes))
+        average_servers(given, servers, given.cohorts[t])
+    return Found(
+        f_server.newest["client"],
+        state(given, "server", servers[0]),
+        {},
+        dict(ledger.bytes),
+        controls=f_server.all_controls(clients),
+    )
 
 
-def _serve(given: Given, server: nn.Module, optimizer: Optimizer, z: Tensor, target: Target) -> Tensor:
+def serve(given: Given, server: nn.Module, optimizer: Optimizer, z: Tensor, target: Target) -> Tensor:
     """The server part takes a step; returns the cut gradient of its weights before the step."""
     z = z.detach().requires_grad_()
     backward_and_step(given.loss(server(z), target), [optimizer])
     return z.grad
 
 
-def _average_servers(given: Given, servers: list[nn.Module], cohort: list[int]) -> None:
+def average_servers(given: Given, servers: list[nn.Module], cohort: list[int]) -> None:
     """The mean of the copies of this round's cohort is what all copies start from. One shared server is left alone."""
     if not cohort or all(server is servers[0] for server in servers):
         return
