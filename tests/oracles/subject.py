@@ -20,8 +20,8 @@ from fsl_sage.models.norm import BatchNorm2d
 from fsl_sage.roles import s_server
 from fsl_sage.roles.client import local_order
 from fsl_sage.seeding import generator
-from fsl_sage.wire.paths import below
-from tests.oracles.given import Alignment, Found, Given, Tensors
+from fsl_sage.wire.paths import below, grouped
+from tests.oracles.given import Alignment, Found, FServerOptimizer, Given, Tensors
 
 
 class TinyResNet(nn.Module):
@@ -92,7 +92,15 @@ def _found(federation: Federation, engine: LocalEngine) -> Found:
             waiting = federation.post.waiting.get(client, {}).get("auxiliary", {})
             auxiliaries[client] = {**common, **own, **waiting}
     books = {(entry.round, entry.client, entry.direction, entry.kind): entry.bytes for entry in entries}
-    return Found(weights["client"], weights["server"], auxiliaries, books)
+    controls = _controls(federation, engine) if setup.settings.config.averaging.control_variates else {}
+    return Found(weights["client"], weights["server"], auxiliaries, books, controls=controls)
+
+
+def _controls(federation: Federation, engine: LocalEngine) -> dict[int, dict[str, Tensors]]:
+    """SCAFFOLD's c_i by client and part, and c as that of client -1."""
+    states = [engine._clients.get(client, {}) for client in range(federation.setup.settings.config.clients)]
+    own = {client: grouped(below("extra/control/", state)) for client, state in enumerate(states)}
+    return {**own, -1: grouped(federation.f_server.sends["control"])}
 
 
 @contextmanager
@@ -136,6 +144,15 @@ def given_for(
     optimizer, alignment = config.optimizer, config.alignment
     decay = optimizer.auxiliary_weight_decay
     own = all_options(setup.algorithm.options)
+    averaging = setup.algorithm.averaging
+    is_sgd = averaging.optimizer in (None, "sgd")
+    f_server_optimizer = FServerOptimizer(
+        averaging.optimizer or "sgd",
+        averaging.rate,
+        averaging.momentum if is_sgd else averaging.beta1,
+        averaging.beta2,
+        averaging.tau,
+    )
     return Given(
         parts=parts,
         initial={part: {name: _double(x) for name, x in setup.initial[part].items()} for part in parts},
@@ -153,6 +170,9 @@ def given_for(
         weight_decay=optimizer.weight_decay,
         auxiliary_weight_decay=optimizer.weight_decay if decay is None else decay,
         momentum=optimizer.momentum,
+        proximal=averaging.proximal or 0.0,
+        f_server_optimizer=f_server_optimizer,
+        scaffold=averaging.control_variates,
         **{name: value for name, value in own.items() if value is not None},
         alignment=Alignment(
             samples=alignment.samples,
@@ -176,6 +196,10 @@ def compare(found: Found, expected: Found, *, tolerance: float = 1e-9, bytes: bo
     assert found.auxiliaries.keys() == expected.auxiliaries.keys()
     pairs = {"client": (found.client, expected.client), "server": (found.server, expected.server)}
     pairs |= {f"auxiliary of {n}": (own, expected.auxiliaries[n]) for n, own in found.auxiliaries.items()}
+    assert found.controls.keys() == expected.controls.keys()
+    for client, parts in found.controls.items():
+        assert parts.keys() == expected.controls[client].keys()
+        pairs |= {f"control of {client}, {part}": (x, expected.controls[client][part]) for part, x in parts.items()}
     for what, (own, wanted) in pairs.items():
         assert own.keys() == wanted.keys(), what
         for name, tensor in own.items():
