@@ -169,7 +169,8 @@ def test_help_shows_the_options_of_the_algorithm(capsys):
         ("alignment.steps", {"fsl-sage", "lazy-fsl-sage"}),
         ("alignment.samples", {"fsl-sage", "lazy-fsl-sage", "cse-fsl"}),
         ("model.auxiliary", {"fsl-sage", "lazy-fsl-sage", "cse-fsl"}),
-        ("optimizer.server_lr", set(ALGORITHMS) - {"fedavg"}),
+        ("optimizer.server_lr", {"fsl-sage", "lazy-fsl-sage", "cse-fsl", "splitfed-ms", "splitfed-ss"}),
+        ("averaging.proximal", set(ALGORITHMS)),
     ],
 )
 def test_which_options_concern_which_algorithms(path, names):

@@ -98,6 +98,11 @@ def assert_same_run(a, b):
 
 # The same numbers
 
+AVERAGING = {
+    "optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.0},
+    "averaging": {"control_variates": True, "proximal": 0.1, "optimizer": "yogi"},
+}
+
 
 @pytest.mark.parametrize(
     "changes",
@@ -111,8 +116,13 @@ def assert_same_run(a, b):
         {"algorithm": "cse-fsl", "optimizer": {"label_smoothing": 0.2, "auxiliary_weight_decay": 0.0}},
         {"local_auxiliary": True, "rounds": 3, "align_rounds": [1], "alignment": {"optimizer_state": "kept"}},
         {"precision": "float64"},
+        {"algorithm": "fedavg", "cohort": 0.67, "rounds": 4, **AVERAGING},
+        {"algorithm": "fsl-sage", "align_every": 2, **AVERAGING},
     ],
-    ids=["fsl-sage", "warm", "lazy", "cse-fsl", "fedavg", "cohort", "smoothing", "local-auxiliary", "float64"],
+    ids=[
+        *("fsl-sage", "warm", "lazy", "cse-fsl", "fedavg", "cohort", "smoothing", "local-auxiliary", "float64"),
+        *("fedavg-averaging", "fsl-sage-averaging"),
+    ],
 )
 def test_bits_ledger_and_metrics_are_those_of_the_local_engine(deploy, changes):
     deployment = deploy(**changes)
@@ -126,8 +136,9 @@ def test_bits_ledger_and_metrics_are_those_of_the_local_engine(deploy, changes):
         {"algorithm": "fsl-sage", "warm_start": True},
         {"algorithm": "cse-fsl"},
         {"algorithm": "fedavg"},
+        {"algorithm": "fedavg", **AVERAGING},
     ],
-    ids=["fsl-sage", "cse-fsl", "fedavg"],
+    ids=["fsl-sage", "cse-fsl", "fedavg", "controls"],
 )
 def test_the_tensors_that_cross_are_what_the_ledger_bills(deploy, changes):
     deployment = deploy(**{"rounds": 3, "align_every": 2, **changes})

@@ -112,8 +112,19 @@ def test_bits_are_those_of_the_local_engine(small, on_ray, assert_like_local, al
         {"algorithm": "splitfed-ss", "order": "blocked", "cohort": 0.6},
         {"align_at": "start", "cohort": 0.6, "rounds": 3, "local_auxiliary": True},
         {"align_at": "start", "alignment": {"scope": "client", "optimizer_state": "kept"}},
+        {
+            "algorithm": "splitfed-ms",
+            "cohort": 0.6,
+            "rounds": 3,
+            "optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.0},
+            "averaging": {"control_variates": True, "proximal": 0.1, "optimizer": "yogi"},
+        },
+        {"algorithm": "splitfed-ms", "averaging": {"rule": "clipped"}},
     ],
-    ids=["cohort", "local statistics", "pooled", "blocked", "aligned at start", "by client at start"],
+    ids=[
+        *("cohort", "local statistics", "pooled", "blocked", "aligned at start", "by client at start"),
+        *("corrections", "clipped"),
+    ],
 )
 def test_other_settings_too(small, on_ray, assert_like_local, changes):
     directory = on_ray(small(engine="ray", **changes)).directory

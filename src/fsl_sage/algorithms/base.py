@@ -66,9 +66,9 @@ class Algorithm(ABC):
     def __init__(self, config: Config) -> None:
         self.config = config
         self.options: Any = self.Options() if config.options is None else config.options
-        given = config.averaging
-        own = {name: value for name, value in self.averages_with.items() if getattr(given, name) in (None, False)}
-        self.averaging: AveragingConfig = replace(given, **own)
+        given = {name: getattr(config.averaging, name) for name in self.averages_with}
+        own = {name: value for name, value in self.averages_with.items() if given[name] is None or given[name] is False}
+        self.averaging: AveragingConfig = replace(config.averaging, **own)
         """The options of averages and corrections: those that are given, and those for which it stands."""
         if config.model.recalibrate and not self.stores_uploads:
             raise InputError(
