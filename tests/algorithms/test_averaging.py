@@ -175,6 +175,23 @@ def test_a_control_is_the_mean_gradient_by_the_learning_rates_that_were_used(tin
     federation.engine.close()
 
 
+@pytest.mark.parametrize("momentum", [0.5, 0.9])
+def test_controls_move_the_weights_beside_the_momentum(tiny, momentum):
+    """With one local step a round c_i+ = c_i - c + (x - x_i) / lr is then the momentum itself, without c and c_i."""
+    config = tiny(
+        algorithm="scaffold",
+        rounds=3,
+        local_steps=1,
+        precision="float64",
+        data=SKEWED,
+        optimizer={**SGD, "momentum": momentum, "weight_decay": 0.01},
+    )
+    for state in played(config).engine._clients.values():
+        for path, own in below("extra/control/", state).items():
+            buffer = state[f"optimizer/{path}/momentum_buffer"]
+            assert torch.allclose(own, buffer, rtol=0, atol=1e-12 * max(1.0, float(buffer.abs().max())))
+
+
 # Rules that survive poisoned updates
 
 

@@ -7,7 +7,6 @@ import torch
 
 from fsl_sage import optimizers
 from fsl_sage.alignment.dataset import AlignmentData, Upload
-from fsl_sage.config import AveragingConfig
 from fsl_sage.engines import base as engine_base
 from fsl_sage.roles import averaging, corrections, fed_opt
 from fsl_sage.roles import client as client_role
@@ -105,25 +104,25 @@ def older_samples(patch: Patch) -> None:
 def decay_for_a_pull(patch: Patch) -> None:
     """FedProx pulls to zero, not to what was received."""
 
-    def pull(client: Client, options: AveragingConfig, parts: Iterable[str]) -> None:
+    def pull(client: Client, proximal: float, parts: Iterable[str]) -> None:
         for part in parts:
             for weight in client.parameters(part).values():
-                weight.grad.add_(weight.detach(), alpha=options.proximal)
+                weight.grad.add_(weight.detach(), alpha=proximal)
 
-    patch.setattr(client_role, "correct", pull)
+    patch.setattr(client_role, "pull", pull)
 
 
 def pull_to_the_start(patch: Patch) -> None:
     """FedProx pulls to the weights before round 0."""
     first: dict[str, torch.Tensor] = {}
 
-    def pull(client: Client, options: AveragingConfig, parts: Iterable[str]) -> None:
+    def pull(client: Client, proximal: float, parts: Iterable[str]) -> None:
         for part in parts:
             for name, weight in client.parameters(part).items():
                 start = first.setdefault(f"{part}/{name}", client.received[part][name].clone())
-                weight.grad.add_(weight.detach() - start, alpha=options.proximal)
+                weight.grad.add_(weight.detach() - start, alpha=proximal)
 
-    patch.setattr(client_role, "correct", pull)
+    patch.setattr(client_role, "pull", pull)
 
 
 def optimised_buffers(patch: Patch) -> None:
@@ -154,7 +153,7 @@ def adam_for_yogi(patch: Patch) -> None:
 
 
 def swapped_controls(patch: Patch) -> None:
-    """SCAFFOLD adds c_i - c."""
+    """SCAFFOLD corrects by c_i - c."""
     controls = corrections._controls
     patch.setattr(corrections, "_controls", lambda *where: controls(*where)[::-1])
 

@@ -45,10 +45,6 @@ AVERAGING = {
     "yogi": {"averaging": {"optimizer": "yogi", "lr": 0.03, "beta1": 0.5, "beta2": 0.9, "tau": 1e-2}},
     "adagrad": {"averaging": {"optimizer": "adagrad"}},
     "scaffold": {**SGD, "averaging": {"control_variates": True}},
-    "scaffold with momentum": {
-        "optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.9, "weight_decay": 0.01},
-        "averaging": {"control_variates": True},
-    },
     "all together": {**SGD, "averaging": {"control_variates": True, "proximal": 0.1, "optimizer": "adam"}},
 }
 

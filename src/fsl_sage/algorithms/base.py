@@ -120,8 +120,8 @@ class Algorithm(ABC):
         if self.averaging.control_variates and momentum:
             return (
                 f"Control variates with --optimizer.momentum {momentum:g}: momentum carries the weights up to "
-                f"{1 / (1 - momentum):g} times as far as gradients times learning rates would, and the controls are "
-                "too large by that factor. SCAFFOLD's proof has --optimizer.momentum 0; published tables use momentum."
+                f"{1 / (1 - momentum):g} times as far as gradients would, and the controls are larger by that factor. "
+                "They move the weights beside the momentum, as in published tables; SCAFFOLD's proof has no momentum."
             )
         return None
 

@@ -158,7 +158,7 @@ class AveragingConfig:
     proximal: float | None = None
     """FedProx: mu (x - x_received) is added to the clients' gradients; 0 if not given, in fedprox 0.01."""
     control_variates: bool = False
-    """SCAFFOLD: c - c_i is added to the clients' gradients; needs --optimizer.name sgd. In scaffold always."""
+    """SCAFFOLD: the clients' steps are corrected by c - c_i; needs --optimizer.name sgd. In scaffold always."""
 
     @property
     def rate(self) -> float:

@@ -11,7 +11,7 @@ from fsl_sage.alignment.passes import Smash
 from fsl_sage.config import Config
 from fsl_sage.problems.base import Batch
 from fsl_sage.problems.batches import batch_indices, batch_sizes
-from fsl_sage.roles.corrections import correct
+from fsl_sage.roles.corrections import follow_controls, pull
 from fsl_sage.roles.protocols import ClientRole, Parts
 from fsl_sage.roles.replica import Replica
 from fsl_sage.roles.work import Chain, Settings, Workbench, boundary
@@ -116,11 +116,15 @@ class Client(ClientRole):
     def step(self) -> None:
         """One optimizer step of every part that this client trains."""
         lr = self._lr(self.round, self.step_index)
-        correct(self, self._settings.config.averaging, self._corrected)
-        self.lr_used += lr
+        options = self._settings.config.averaging
+        if options.proximal:
+            pull(self, options.proximal, self._corrected)
         for replica in self._parts.values():
             if replica.optimizer is not None:
                 replica.step(lr)
+        if options.control_variates:
+            follow_controls(self, lr, self._corrected)
+        self.lr_used += lr
 
     def parameters(self, part: str) -> Mapping[str, Tensor]:
         """The trained weights of a part, with their gradients between `backward` and `step`."""

@@ -1,7 +1,9 @@
 """What keeps clients together while they train: FedProx's pull and SCAFFOLD's control variates.
 
-Both are added to the gradients that the algorithm has computed, before the optimizer sees them, and so before weight
-decay and momentum. They concern the weights that the F-server averages; buffers have no gradients and no controls.
+The pull is added to the gradients before the optimizer sees them. The controls move the weights beside the optimizer's
+step. Without momentum that is SCAFFOLD's own step, y - lr (g + c - c_i). With momentum it is what published tables do:
+a control holds what momentum has done in a round already, and would grow from round to round if it went through
+momentum once more. Both concern the weights that the F-server averages; buffers have no gradients and no controls.
 """
 
 from collections.abc import Iterable, Iterator
@@ -9,23 +11,24 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-from fsl_sage.config import AveragingConfig
 from fsl_sage.roles.protocols import ClientRole
 from fsl_sage.wire.message import CONTROL, Tensors
 
 
-def correct(client: ClientRole, options: AveragingConfig, parts: Iterable[str]) -> None:
-    """Before a step of these parts: + mu (x - x_received) (Li et al., 2020), + c - c_i (Karimireddy et al., 2020)."""
-    if options.proximal:
-        for part in parts:
-            for name, weight in client.parameters(part).items():
-                if weight.grad is not None:
-                    weight.grad.add_(weight.detach() - client.received[part][name], alpha=options.proximal)
-    if options.control_variates:
-        for path, weight in _weights(client, parts):
+def pull(client: ClientRole, proximal: float, parts: Iterable[str]) -> None:
+    """Before a step of these parts: mu (x - x_received) is added to the gradients (Li et al., 2020)."""
+    for part in parts:
+        for name, weight in client.parameters(part).items():
             if weight.grad is not None:
-                c, own = _controls(client, path, weight)
-                weight.grad.add_(c - own)
+                weight.grad.add_(weight.detach() - client.received[part][name], alpha=proximal)
+
+
+@torch.no_grad()
+def follow_controls(client: ClientRole, lr: float, parts: Iterable[str]) -> None:
+    """With a step of these parts: the weights go by -lr (c - c_i) too (Karimireddy et al., 2020)."""
+    for path, weight in _weights(client, parts):
+        c, own = _controls(client, path, weight)
+        weight.sub_(c - own, alpha=lr)
 
 
 def renew_controls(client: ClientRole, parts: Iterable[str]) -> Tensors:
