@@ -55,6 +55,10 @@ def test_costs_at_the_papers_setting_to_the_byte():
         "local-loss": 632_789_120,
         "cpsl": 874_000_960,
         "adaptsfl": 874_000_960,
+        "fedprox": 895_302_560,
+        "fedadam": 895_302_560,
+        "fedyogi": 895_302_560,
+        "scaffold": 895_302_560 + 2 * 10 * 4 * 11_181_642,  # a control for each weight, none for a buffer
     }
     assert costs["fsl-sage"]["bytes_paper_aligning"] == 222_881_120
     assert costs["fsl-sage"]["by_kind"]["labels"] == {"up": 10 * 4 * 256 * 8, "down": 0}

@@ -169,7 +169,8 @@ def test_help_shows_the_options_of_the_algorithm(capsys):
         ("alignment.steps", {"fsl-sage", "lazy-fsl-sage"}),
         ("alignment.samples", {"fsl-sage", "lazy-fsl-sage", "cse-fsl", "heron-sfl"}),
         ("model.auxiliary", {"fsl-sage", "lazy-fsl-sage", "cse-fsl", "heron-sfl", "fedgkt", "local-loss"}),
-        ("optimizer.server_lr", set(ALGORITHMS) - {"fedavg"}),
+        ("optimizer.server_lr", set(ALGORITHMS) - {"fedavg", "fedprox", "fedadam", "fedyogi", "scaffold"}),
+        ("averaging.proximal", set(ALGORITHMS)),
     ],
 )
 def test_which_options_concern_which_algorithms(path, names):

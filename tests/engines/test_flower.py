@@ -98,6 +98,11 @@ def assert_same_run(a, b):
 
 # The same numbers
 
+AVERAGING = {
+    "optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.0},
+    "averaging": {"control_variates": True, "proximal": 0.1, "optimizer": "yogi"},
+}
+
 
 @pytest.mark.parametrize(
     "changes",
@@ -113,19 +118,12 @@ def assert_same_run(a, b):
         {"precision": "float64"},
         {"algorithm": "heron-sfl"},
         {"algorithm": "local-loss", "cohort": 0.67, "rounds": 3, "data": {"partition": "dirichlet", "alpha": 0.5}},
+        {"algorithm": "fedavg", "cohort": 0.67, "rounds": 4, **AVERAGING},
+        {"algorithm": "fsl-sage", "align_every": 2, **AVERAGING},
     ],
     ids=[
-        "fsl-sage",
-        "warm",
-        "lazy",
-        "cse-fsl",
-        "fedavg",
-        "cohort",
-        "smoothing",
-        "local-auxiliary",
-        "float64",
-        "heron-sfl",
-        "local-loss",
+        *("fsl-sage", "warm", "lazy", "cse-fsl", "fedavg", "cohort", "smoothing", "local-auxiliary", "float64"),
+        *("heron-sfl", "local-loss", "fedavg-averaging", "fsl-sage-averaging"),
     ],
 )
 def test_bits_ledger_and_metrics_are_those_of_the_local_engine(deploy, changes):
@@ -141,8 +139,9 @@ def test_bits_ledger_and_metrics_are_those_of_the_local_engine(deploy, changes):
         {"algorithm": "cse-fsl"},
         {"algorithm": "fedavg"},
         {"algorithm": "local-loss"},
+        {"algorithm": "fedavg", **AVERAGING},
     ],
-    ids=["fsl-sage", "cse-fsl", "fedavg", "local-loss"],
+    ids=["fsl-sage", "cse-fsl", "fedavg", "local-loss", "controls"],
 )
 def test_the_tensors_that_cross_are_what_the_ledger_bills(deploy, changes):
     deployment = deploy(**{"rounds": 3, "align_every": 2, **changes})

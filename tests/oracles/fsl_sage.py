@@ -60,7 +60,8 @@ class Federation:
                 self.align(t)
         server = state(given, "server", self.s_server.module)
         auxiliaries = {client.number: self.next_auxiliary(client) for client in self.clients}
-        return Found(self.f_server.newest["client"], server, auxiliaries, dict(self.ledger.bytes))
+        controls = self.f_server.all_controls(self.clients)
+        return Found(self.f_server.newest["client"], server, auxiliaries, dict(self.ledger.bytes), controls=controls)
 
     def start(self, t: int, client: Client) -> None:
         """Algorithm 1, lines 2 and 3: the newest averaged client part, and the newest auxiliary."""

@@ -23,8 +23,8 @@ from fsl_sage.problems.batches import batch_indices
 from fsl_sage.roles import s_server
 from fsl_sage.roles.client import local_order
 from fsl_sage.seeding import generator, numpy_generator
-from fsl_sage.wire.paths import below
-from tests.oracles.given import Alignment, Distillation, Found, Given, Tensors
+from fsl_sage.wire.paths import below, grouped
+from tests.oracles.given import Alignment, Distillation, Found, FServerOptimizer, Given, Tensors
 
 
 class TinyResNet(nn.Module):
@@ -100,6 +100,7 @@ def _found(federation: Federation, engine: LocalEngine) -> Found:
         for place, row in enumerate(mail.get("logits", {}).get("logits", ()))
     }
     books = {(entry.round, entry.client, entry.direction, entry.kind): entry.bytes for entry in entries}
+    controls = _controls(federation, engine) if setup.settings.config.averaging.control_variates else {}
     decoders = _next_parts(federation, "decoder") if "decoder" in setup.algorithm.holds else {}
     return Found(
         weights.get("client", {}),
@@ -109,6 +110,7 @@ def _found(federation: Federation, engine: LocalEngine) -> Found:
         clients=_next_parts(federation, "client"),
         decoders=decoders,
         logits=logits,
+        controls=controls,
     )
 
 
@@ -120,6 +122,13 @@ def _next_parts(federation: Federation, part: str) -> dict[int, Tensors]:
         client: {**newest, **(own.get(client, {}) if version == post.version else {})}
         for client, version in enumerate(post.has)
     }
+
+
+def _controls(federation: Federation, engine: LocalEngine) -> dict[int, dict[str, Tensors]]:
+    """SCAFFOLD's c_i by client and part, and c as that of client -1."""
+    states = [engine._clients.get(client, {}) for client in range(federation.setup.settings.config.clients)]
+    own = {client: grouped(below("extra/control/", state)) for client, state in enumerate(states)}
+    return {**own, -1: grouped(federation.f_server.sends["control"])}
 
 
 @contextmanager
@@ -169,6 +178,15 @@ def given_for(
         own["mixing"] = _mixing(config, batches, own)
     known = {each.name for each in fields(Given)}
     own = {name: value for name, value in own.items() if name in known}
+    averaging = setup.algorithm.averaging
+    is_sgd = averaging.optimizer in (None, "sgd")
+    f_server_optimizer = FServerOptimizer(
+        averaging.optimizer or "sgd",
+        averaging.rate,
+        averaging.momentum if is_sgd else averaging.beta1,
+        averaging.beta2,
+        averaging.tau,
+    )
     return Given(
         parts=parts,
         initial={part: {name: _double(x) for name, x in setup.initial[part].items()} for part in parts},
@@ -186,6 +204,9 @@ def given_for(
         weight_decay=optimizer.weight_decay,
         auxiliary_weight_decay=optimizer.weight_decay if decay is None else decay,
         momentum=optimizer.momentum,
+        proximal=averaging.proximal or 0.0,
+        f_server_optimizer=f_server_optimizer,
+        scaffold=averaging.control_variates,
         **{name: value for name, value in own.items() if value is not None},
         direction=partial(_direction, seed, setup),
         alignment=Alignment(
@@ -259,6 +280,10 @@ def compare(found: Found, expected: Found, *, tolerance: float = 1e-9, bytes: bo
     pairs |= {f"auxiliary of {n}": (own, expected.auxiliaries[n]) for n, own in found.auxiliaries.items()}
     pairs |= {f"decoder of {n}": (own, expected.decoders[n]) for n, own in found.decoders.items()}
     pairs |= {f"logits of {n}": ({"logits": own}, {"logits": expected.logits[n]}) for n, own in found.logits.items()}
+    assert found.controls.keys() == expected.controls.keys()
+    for client, parts in found.controls.items():
+        assert parts.keys() == expected.controls[client].keys()
+        pairs |= {f"control of {client}, {part}": (x, expected.controls[client][part]) for part, x in parts.items()}
     for what, (own, wanted) in pairs.items():
         assert own.keys() == wanted.keys(), what
         for name, tensor in own.items():

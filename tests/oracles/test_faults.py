@@ -1,6 +1,6 @@
 """An oracle is worth what it notices: each of these faults, put into the package, must make the comparison fail."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 
 import pytest
@@ -11,14 +11,19 @@ from fsl_sage import optimizers
 from fsl_sage.algorithms.fedgkt import FedGKT
 from fsl_sage.algorithms.locfedmix_sl import LocFedMixSL
 from fsl_sage.alignment.dataset import AlignmentData, Upload
+from fsl_sage.engines import base as engine_base
 from fsl_sage.problems.base import Batch
-from fsl_sage.roles import averaging, f_server, s_server
+from fsl_sage.roles import averaging, corrections, fed_opt, s_server
 from fsl_sage.roles import client as client_role
 from fsl_sage.roles.client import Client
+from fsl_sage.roles.f_server import FServer
+from fsl_sage.roles.protocols import Parts, Update
 from fsl_sage.roles.replica import Replica
 from fsl_sage.roles.s_server import SServer
+from fsl_sage.wire.ledger import Ledger
+from fsl_sage.wire.paths import flat
 from tests.oracles import ORACLES
-from tests.oracles.test_images import DIRICHLET, check
+from tests.oracles.test_images import AVERAGING, DIRICHLET, SETTINGS, check
 
 Patch = pytest.MonkeyPatch
 
@@ -59,7 +64,7 @@ def moved_statistics(patch: Patch) -> None:
 def wrong_weight(patch: Patch) -> None:
     """The average counts every client the same."""
     average = averaging.average
-    patch.setattr(f_server, "average", lambda states, weights: average(states, [1.0] * len(weights)))
+    patch.setattr(averaging, "average", lambda states, weights: average(states, [1.0] * len(weights)))
 
 
 def skipped_upload(patch: Patch) -> None:
@@ -254,6 +259,100 @@ MIXED: list[Callable[[Patch], None]] = [
     one_learning_rate,
     skipped_joint_step,
 ]
+
+
+def decay_for_a_pull(patch: Patch) -> None:
+    """FedProx pulls to zero, not to what was received."""
+
+    def pull(client: Client, proximal: float, parts: Iterable[str]) -> None:
+        for part in parts:
+            for weight in client.parameters(part).values():
+                weight.grad.add_(weight.detach(), alpha=proximal)
+
+    patch.setattr(client_role, "pull", pull)
+
+
+def pull_to_the_start(patch: Patch) -> None:
+    """FedProx pulls to the weights before round 0."""
+    first: dict[str, torch.Tensor] = {}
+
+    def pull(client: Client, proximal: float, parts: Iterable[str]) -> None:
+        for part in parts:
+            for name, weight in client.parameters(part).items():
+                start = first.setdefault(f"{part}/{name}", client.received[part][name].clone())
+                weight.grad.add_(weight.detach() - start, alpha=proximal)
+
+    patch.setattr(client_role, "pull", pull)
+
+
+def optimised_buffers(patch: Patch) -> None:
+    """FedOpt takes its step with BatchNorm's statistics too."""
+    init = FServer.__init__
+
+    def all_trained(self: FServer, initial: Parts, averaged: Sequence[str], *more: object) -> None:
+        init(self, initial, averaged, *more)
+        self._trained = {path for path, x in flat(self.weights).items() if x.is_floating_point()}
+
+    patch.setattr(FServer, "__init__", all_trained)
+
+
+def lost_moments(patch: Patch) -> None:
+    """FedOpt starts anew in every round."""
+    step = FServer._step
+    patch.setattr(FServer, "_step", lambda self, average: (self.extra.clear(), step(self, average))[1])
+
+
+def no_first_variance(patch: Patch) -> None:
+    """FedOpt's v starts at 0 instead of tau squared."""
+    patch.setattr(torch, "full_like", lambda tensor, value: torch.zeros_like(tensor))
+
+
+def adam_for_yogi(patch: Patch) -> None:
+    """Yogi's second moment is Adam's."""
+    patch.setitem(fed_opt.SECOND_MOMENTS, "yogi", fed_opt.SECOND_MOMENTS["adam"])
+
+
+def swapped_controls(patch: Patch) -> None:
+    """SCAFFOLD corrects by c_i - c."""
+    controls = corrections._controls
+    patch.setattr(corrections, "_controls", lambda *where: controls(*where)[::-1])
+
+
+def controls_of_the_cohort(patch: Patch) -> None:
+    """SCAFFOLD's c moves by the mean over the cohort, not over all clients."""
+    renew = FServer._renew_control
+
+    def fewer(self: FServer, updates: Sequence[Update]) -> None:
+        every, self.client_weights = self.client_weights, self.client_weights[: len(updates)]
+        renew(self, updates)
+        self.client_weights = every
+
+    patch.setattr(FServer, "_renew_control", fewer)
+
+
+def controls_by_steps(patch: Patch) -> None:
+    """SCAFFOLD divides by the number of steps, not by the learning rates."""
+    renew = corrections.renew_controls
+
+    def by_steps(client: Client, parts: Iterable[str]) -> object:
+        client.lr_used = client.step_index + 1
+        return renew(client, parts)
+
+    patch.setattr(engine_base, "renew_controls", by_steps)
+
+
+def forgotten_controls(patch: Patch) -> None:
+    """A client keeps no c_i."""
+    renew = corrections.renew_controls
+
+    def forget(client: Client, parts: Iterable[str]) -> object:
+        changes = renew(client, parts)
+        client.extra = {name: torch.zeros_like(c) for name, c in client.extra.items()}
+        return changes
+
+    patch.setattr(engine_base, "renew_controls", forget)
+
+
 EVERYWHERE: list[Callable[[Patch], None]] = [lost_optimizer_state, moved_statistics, wrong_weight]
 AT_THE_S_SERVER: list[Callable[[Patch], None]] = [skipped_upload]
 IN_ALIGNMENT: list[Callable[[Patch], None]] = [scrambled_alignment, other_samples, older_samples]
@@ -286,10 +385,28 @@ def test_the_oracle_notices(subject, monkeypatch, algorithm, fault):
         check(config)
 
 
+AVERAGING_FAULTS: dict[str, list[Callable[[Patch], None]]] = {
+    "fedprox": [decay_for_a_pull, pull_to_the_start],
+    "momentum": [optimised_buffers, lost_moments],
+    "yogi": [optimised_buffers, lost_moments, no_first_variance, adam_for_yogi],
+    "scaffold": [swapped_controls, controls_of_the_cohort, controls_by_steps, forgotten_controls],
+}
+
+
+@pytest.mark.parametrize(
+    ("averaging", "fault"),
+    [(name, fault) for name, faults in AVERAGING_FAULTS.items() for fault in faults],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_the_oracle_notices_in_an_average(subject, monkeypatch, averaging, fault):
+    config = subject(SETTINGS["Dirichlet, cohort 2 of 3"], AVERAGING[averaging], algorithm="fedavg")
+    fault(monkeypatch)
+    with pytest.raises(AssertionError, match="is off by"):
+        check(config)
+
+
 @pytest.mark.parametrize("name", ["upload", "reply", "model"])
 def test_the_oracle_notices_a_byte_that_was_not_billed(subject, monkeypatch, name):
-    from fsl_sage.wire.ledger import Ledger
-
     kind = {"upload": "activations", "reply": "cut gradients", "model": "client model"}[name]
     bill = Ledger.bill
     monkeypatch.setattr(
@@ -297,3 +414,15 @@ def test_the_oracle_notices_a_byte_that_was_not_billed(subject, monkeypatch, nam
     )
     with pytest.raises(AssertionError):
         check(subject(algorithm="splitfed-ss"))
+
+
+@pytest.mark.parametrize("way", ["up", "down"])
+def test_the_oracle_notices_a_control_that_was_not_billed(subject, monkeypatch, way):
+    bill = Ledger.bill
+    monkeypatch.setattr(
+        Ledger,
+        "bill",
+        lambda self, t, client, to, kind, n: bill(self, t, client, to, kind, n * ((to, kind) != (way, "control"))),
+    )
+    with pytest.raises(AssertionError):
+        check(subject(AVERAGING["scaffold"], algorithm="fedavg"))

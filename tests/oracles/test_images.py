@@ -36,13 +36,28 @@ OPTIONS = {
 }
 
 
+NAMES = {"lazy-fsl-sage": "fsl-sage", **dict.fromkeys(("fedprox", "fedadam", "fedyogi", "scaffold"), "fedavg")}
+"""Algorithms that are others with some of their options."""
+SGD = {"optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.0}}
+AVERAGING = {
+    "fedprox": {"averaging": {"proximal": 0.1}},
+    "two-sided": {"averaging": {"lr": 0.7}},
+    "momentum": {"averaging": {"lr": 0.5, "momentum": 0.9}},
+    "adam": {"averaging": {"optimizer": "adam"}},
+    "yogi": {"averaging": {"optimizer": "yogi", "lr": 0.03, "beta1": 0.5, "beta2": 0.9, "tau": 1e-2}},
+    "adagrad": {"averaging": {"optimizer": "adagrad"}},
+    "scaffold": {**SGD, "averaging": {"control_variates": True}},
+    "all together": {**SGD, "averaging": {"control_variates": True, "proximal": 0.1, "optimizer": "adam"}},
+}
+
+
 def check(config, *, tolerance=1e-9, bytes=True):
     if config.algorithm == "fedgkt":  # its examples are known by number, not as a batch has augmented them
         config = replace(config, data=replace(config.data, augment=False))
     setup, found, orders = run_of(config)
     parts = {part: PARTS[part] for part in setup.initial}
     given = given_for(config, setup, orders, parts, image_loss, image_terms)
-    oracle = ORACLES["fsl-sage" if config.algorithm == "lazy-fsl-sage" else config.algorithm]
+    oracle = ORACLES[NAMES.get(config.algorithm, config.algorithm)]
     compare(found, oracle(given), tolerance=tolerance, bytes=bytes)
     return orders
 
@@ -87,6 +102,21 @@ def test_option_of_fedgkt(subject, option):
 def test_optimizer(subject, algorithm, optimizer):
     own = {"name": optimizer, "lr": 1e-2, "weight_decay": 0.1, "auxiliary_weight_decay": 0.0}
     check(subject(DIRICHLET, algorithm=algorithm, optimizer=own))
+
+
+@pytest.mark.parametrize("averaging", AVERAGING)
+def test_averages_and_corrections(subject, averaging):
+    check(subject(SETTINGS["Dirichlet, cohort 2 of 3"], AVERAGING[averaging], algorithm="fedavg"))
+
+
+@pytest.mark.parametrize("algorithm", ["fsl-sage", "cse-fsl", "splitfed-ms", "splitfed-ss"])
+def test_averages_and_corrections_of_other_algorithms(subject, algorithm):
+    check(subject(SETTINGS["Dirichlet, cohort 2 of 3"], AVERAGING["all together"], algorithm=algorithm))
+
+
+@pytest.mark.parametrize("algorithm", ["fedprox", "fedadam", "fedyogi", "scaffold"])
+def test_names_for_fedavg(subject, algorithm):
+    check(subject(DIRICHLET, SGD, algorithm=algorithm))
 
 
 @pytest.mark.parametrize("algorithm", [name for name in ORACLES if name not in {"heron-sfl", "fedgkt"}])

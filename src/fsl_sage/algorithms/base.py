@@ -2,10 +2,10 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from fsl_sage.config import Config
+from fsl_sage.config import AveragingConfig, Config
 from fsl_sage.errors import InputError
 from fsl_sage.roles.protocols import ClientRole, FServerRole, SServerRole, Update
 from fsl_sage.wire.message import AUXILIARY, CLIENT_MODEL, DECODER, FULL_MODEL, Message, Tensors
@@ -43,6 +43,9 @@ class Algorithm(ABC):
     in_cost: ClassVar[Mapping[str, Any]] = {}
     """Own options for `fsl-sage cost`, which plays two rounds: a round that aligns, and one as most rounds are."""
 
+    averages_with: ClassVar[Mapping[str, Any]] = {}
+    """Options of the group `averaging` for which it stands, as FedProx does for the pull to what was received."""
+
     # What it asks of an engine
 
     waits: bool = False
@@ -69,6 +72,10 @@ class Algorithm(ABC):
     def __init__(self, config: Config) -> None:
         self.config = config
         self.options: Any = self.Options() if config.options is None else config.options
+        given = {name: getattr(config.averaging, name) for name in self.averages_with}
+        own = {name: value for name, value in self.averages_with.items() if given[name] is None or given[name] is False}
+        self.averaging: AveragingConfig = replace(config.averaging, **own)
+        """The options of averages and corrections: those that are given, and those for which it stands."""
         if config.model.recalibrate and not self.stores_uploads:
             raise InputError(
                 f"--model.recalibrate needs stored uploads, and {config.algorithm} keeps none: "
@@ -89,6 +96,40 @@ class Algorithm(ABC):
     def reads(cls, path: str) -> bool:
         """Whether a shared option can change a run of this algorithm: `alignment.steps`, `rounds`."""
         return _covers(cls.uses, path) or not _covers(Algorithm.uses, path)
+
+    def check(self) -> None:
+        """Refuse averages and corrections that cannot run together; their bytes can be told all the same."""
+        for name, value in self.averages_with.items():
+            if name == "optimizer" and self.averaging.optimizer != value:
+                raise InputError(
+                    f"{self.config.algorithm} is FedAvg with --averaging.optimizer {value}: with "
+                    f"{self.averaging.optimizer} give --algorithm fedavg."
+                )
+        if not self.averaging.control_variates:
+            return
+        if self.config.optimizer.name != "sgd":
+            raise InputError(
+                f"Control variates cannot run with --optimizer.name {self.config.optimizer.name}: a client's control "
+                "is its mean gradient, found by dividing the change of its weights by its learning rates, and Adam's "
+                "steps are not gradients times a learning rate. Give --optimizer.name sgd with a learning rate for it, "
+                "such as --optimizer.lr 0.01."
+            )
+        if self.averaging.rule != "mean":
+            raise InputError(
+                f"Control variates cannot run with --averaging.rule {self.averaging.rule}: the mean of the controls "
+                "would let through the one client that the rule is to stop. Give --averaging.rule mean."
+            )
+
+    def remark(self) -> str | None:
+        """What a person should know of a run with these options, which goes on all the same."""
+        momentum = self.config.optimizer.momentum
+        if self.averaging.control_variates and momentum:
+            return (
+                f"Control variates with --optimizer.momentum {momentum:g}: momentum carries the weights up to "
+                f"{1 / (1 - momentum):g} times as far as gradients would, and the controls are larger by that factor. "
+                "They move the weights beside the momentum, as in published tables; SCAFFOLD's proof has no momentum."
+            )
+        return None
 
     @abstractmethod
     def local_round(self, client: ClientRole, t: int) -> LocalRound:

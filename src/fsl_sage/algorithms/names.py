@@ -10,12 +10,16 @@ from fsl_sage.algorithms.adaptsfl import AdaptSFL
 from fsl_sage.algorithms.base import Algorithm
 from fsl_sage.algorithms.cpsl import CPSL
 from fsl_sage.algorithms.cse_fsl import CSEFSL
+from fsl_sage.algorithms.fedadam import FedAdam
 from fsl_sage.algorithms.fedavg import FedAvg
 from fsl_sage.algorithms.fedgkt import FedGKT
+from fsl_sage.algorithms.fedprox import FedProx
+from fsl_sage.algorithms.fedyogi import FedYogi
 from fsl_sage.algorithms.fsl_sage import FSLSAGE, LazyFSLSAGE
 from fsl_sage.algorithms.heron_sfl import HERONSFL
 from fsl_sage.algorithms.local_loss import LocalLoss
 from fsl_sage.algorithms.locfedmix_sl import LocFedMixSL
+from fsl_sage.algorithms.scaffold import Scaffold
 from fsl_sage.algorithms.sl import SL
 from fsl_sage.algorithms.splitfed_ms import SplitFedMS
 from fsl_sage.algorithms.splitfed_ss import SplitFedSS
@@ -36,6 +40,10 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "heron-sfl": HERONSFL,
     "fedgkt": FedGKT,
     "locfedmix-sl": LocFedMixSL,
+    "fedprox": FedProx,
+    "fedadam": FedAdam,
+    "fedyogi": FedYogi,
+    "scaffold": Scaffold,
 }
 
 

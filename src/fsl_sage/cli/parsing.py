@@ -9,7 +9,7 @@ from fsl_sage.algorithms import ALGORITHMS, is_own, resolve
 from fsl_sage.cli.arguments import CompareArguments, CostArguments, CutsArguments, InitArguments, RunArguments
 from fsl_sage.cli.own_options import OwnOptions
 from fsl_sage.compare.grid import Grid, load_grid, parse_vary, refuse_overruled
-from fsl_sage.config import Config, default_config, load_preset
+from fsl_sage.config import RESPELLED, Config, default_config, load_preset, option
 from fsl_sage.errors import InputError
 from fsl_sage.report.write import ReportOptions
 
@@ -55,7 +55,7 @@ def _read(
 ) -> Parsed:
     """Parse with the defaults of the data set. As the options may name it, they may have to be read twice."""
     own.refuse_others(args)
-    words = own.without_commas(args)
+    words = [_respelled(word) for word in own.without_commas(args)]
 
     def read(base: Config) -> Parsed:
         return own.parse(kind, f"fsl-sage {command}", words, base, default or kind())
@@ -64,6 +64,13 @@ def _read(
     arguments = read(base)
     usual = default_config(arguments.config.data.name)
     return arguments if usual == default_config(base.data.name) else read(_base(source, usual))
+
+
+def _respelled(word: str) -> str:
+    """A word of the command line; an option that has moved by its newer spelling."""
+    name, equals, value = word.partition("=")
+    newer = {option(old): option(new) for old, new in RESPELLED.items()}
+    return f"{newer.get(name, name)}{equals}{value}"
 
 
 def _base(source: str | None, defaults: Config | None = None) -> Config:

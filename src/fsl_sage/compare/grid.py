@@ -209,7 +209,7 @@ def _plan(base: Config, algorithm: str, seed: int, values: Mapping[str, Any]) ->
     shared = {path: value for path, value in values.items() if path not in own}
     base = as_algorithm(base, algorithm, own, without=find_algorithm(algorithm).not_compared)
     config: Config = from_dict(_merge([nest(path, value) for path, value in {"seed": seed, **shared}.items()]), base)
-    make_algorithm(config)
+    make_algorithm(config).check()
     suffixes = [f"{option(path).removeprefix('--')}{_spell(value)}" for path, value in values.items()]
     return Plan(
         "_".join([as_file_name(algorithm), heterogeneity(options_of(config)), f"seed{seed}", *suffixes]), config

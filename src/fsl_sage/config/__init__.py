@@ -4,6 +4,7 @@ from fsl_sage.config.fields import (
     DEFAULTS,
     NO_PART_OF_THE_RESULT,
     AlignmentConfig,
+    AveragingConfig,
     Config,
     DataConfig,
     LoRAConfig,
@@ -13,6 +14,7 @@ from fsl_sage.config.fields import (
 )
 from fsl_sage.config.own_options import GivenOptions, all_options, defaults_of, given_options
 from fsl_sage.config.plain import (
+    RESPELLED,
     convert,
     digest,
     flatten,
@@ -21,6 +23,7 @@ from fsl_sage.config.plain import (
     load_preset,
     preset_names,
     read_preset,
+    respelled,
     to_dict,
 )
 from fsl_sage.config.ranges import FROM_ZERO, RATE, ROUND, WHOLE, check_ranges, option
@@ -30,9 +33,11 @@ __all__ = [
     "FROM_ZERO",
     "NO_PART_OF_THE_RESULT",
     "RATE",
+    "RESPELLED",
     "ROUND",
     "WHOLE",
     "AlignmentConfig",
+    "AveragingConfig",
     "Config",
     "DataConfig",
     "GivenOptions",
@@ -53,5 +58,6 @@ __all__ = [
     "option",
     "preset_names",
     "read_preset",
+    "respelled",
     "to_dict",
 ]

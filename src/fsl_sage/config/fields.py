@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fsl_sage.config.own_options import GivenOptions
-from fsl_sage.config.ranges import ABOVE_ZERO, FROM_ZERO, RATE, WHOLE, Range, check_ranges
+from fsl_sage.config.ranges import ABOVE_ZERO, BELOW_ONE, FROM_ZERO, RATE, WHOLE, Range, check_ranges
 from fsl_sage.errors import InputError
 
 
@@ -133,12 +133,53 @@ class AlignmentConfig:
 
 
 @dataclass(frozen=True)
+class AveragingConfig:
+    """How the F-server makes new weights of the clients', and what keeps the clients together; for every algorithm."""
+
+    rule: Literal["mean", "clipped", "trimmed-mean", "median"] = "mean"
+    """The weighted mean; or a rule that bounds what one poisoned client can do: changes clipped to the median of their
+    norms, the mean of each number without its largest and smallest tenth, or its median. The last two count all
+    clients the same. SplitFed-MS averages its server-side models by it too."""
+    weighting: Literal["examples", "uniform"] = "examples"
+    """Averages weighted by the clients' numbers of examples, or uniform."""
+    optimizer: Literal["sgd", "adam", "yogi", "adagrad"] | None = None
+    """FedOpt: the F-server's step from its weights x along (average - x); sgd if not given, which by the defaults below
+    is the average itself. Buffers are averaged."""
+    lr: float | None = None
+    """Learning rate of that step; if not given, 1 for sgd, 0.01 for the others."""
+    momentum: float = 0.0
+    """Momentum of that step; for sgd only."""
+    beta1: float = 0.9
+    """Decay of the mean of the changes; for adam, yogi and adagrad."""
+    beta2: float = 0.99
+    """Decay of the mean of their squares; for adam and yogi."""
+    tau: float = 1e-3
+    """Added to the root of that mean; for adam, yogi and adagrad."""
+    proximal: float | None = None
+    """FedProx: mu (x - x_received) is added to the clients' gradients; 0 if not given, in fedprox 0.01."""
+    control_variates: bool = False
+    """SCAFFOLD: the clients' steps are corrected by c - c_i; needs --optimizer.name sgd. In scaffold always."""
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of the F-server's step."""
+        if self.lr is not None:
+            return self.lr
+        return 1.0 if self.optimizer in (None, "sgd") else 0.01
+
+    @property
+    def takes_the_average(self) -> bool:
+        """Whether the F-server's step ends at the average itself."""
+        return self.optimizer in (None, "sgd") and self.rate == 1 and self.momentum == 0
+
+
+@dataclass(frozen=True)
 class Config:
     """Everything that decides a run."""
 
     algorithm: str = "fsl-sage"
-    """fsl-sage, lazy-fsl-sage, cse-fsl, splitfed-ms, splitfed-ss, fedavg, sl, local-loss, cpsl, adaptsfl, heron-sfl,
-    fedgkt, locfedmix-sl, or
+    """fsl-sage, lazy-fsl-sage, cse-fsl, splitfed-ms, splitfed-ss, fedavg, fedprox, fedadam, fedyogi, scaffold, sl,
+    local-loss, cpsl, adaptsfl, heron-sfl, fedgkt, locfedmix-sl, or
     MODULE:CLASS, your own. Its own options are shown by --algorithm NAME --help."""
     clients: int = 5
     """The number of clients m."""
@@ -152,8 +193,6 @@ class Config:
     """A fixed number K of local steps in a round instead of epochs."""
     cohort: float = 1.0
     """The fraction of the clients that takes part in a round."""
-    weighting: Literal["examples", "uniform"] = "examples"
-    """Averages weighted by the clients' numbers of examples, or uniform."""
     order: Literal["interleaved", "blocked", "arrival"] = "interleaved"
     """Order in which the S-server takes uploads: step by step, client after client, or as they come (ray)."""
     seed: int = 0
@@ -199,6 +238,7 @@ class Config:
     lora: LoRAConfig = field(default_factory=LoRAConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     alignment: AlignmentConfig = field(default_factory=AlignmentConfig)
+    averaging: AveragingConfig = field(default_factory=AveragingConfig)
 
     options: Any = None
     """The algorithm's own options: its dataclass, or values by name; its defaults if not given."""
@@ -257,7 +297,7 @@ _RANGES: dict[str, Range] = {
     "optimizer.server_lr": RATE,
     "optimizer.weight_decay": FROM_ZERO,
     "optimizer.auxiliary_weight_decay": FROM_ZERO,
-    "optimizer.momentum": ("a number from 0 to below 1", 0, 1 - 1e-9),
+    "optimizer.momentum": BELOW_ONE,
     "optimizer.warmup": ("a fraction from 0 to 1", 0, 1),
     "optimizer.decay": ("a fraction from 0 to 1", 0, 1),
     "optimizer.label_smoothing": ("a fraction from 0 to below 1", 0, 1 - 1e-9),
@@ -267,6 +307,12 @@ _RANGES: dict[str, Range] = {
     "alignment.batch_size": ("0, or a whole number from 2 up (BatchNorm needs two)", 0, 2**62),
     "alignment.lr": RATE,
     "alignment.clip": RATE,
+    "averaging.lr": RATE,
+    "averaging.momentum": BELOW_ONE,
+    "averaging.beta1": BELOW_ONE,
+    "averaging.beta2": BELOW_ONE,
+    "averaging.tau": RATE,
+    "averaging.proximal": FROM_ZERO,
 }
 
 # What a run is told beside what it computes: these fields may differ between a run and the one that resumes it.

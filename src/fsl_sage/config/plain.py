@@ -18,6 +18,26 @@ OPTIONS = "options"
 """The field of a configuration that holds the algorithm's own options; as plain values they stand beside the others."""
 
 
+RESPELLED = {"weighting": "averaging.weighting"}
+"""Options of every run that have moved: by the older spelling, which goes on working, the newer one."""
+
+
+def respelled(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested values with the newer spellings of options that have moved."""
+    found = dict(values)
+    for old, new in RESPELLED.items():
+        if old not in values:
+            continue
+        group, name = new.split(".")
+        own = found.get(group, {})
+        if not isinstance(own, Mapping):
+            continue  # refused where the group is read
+        if name in own and own[name] != values[old]:
+            raise InputError(f"'{old}' is an older spelling of '{new}', and they differ: give '{new}' alone.")
+        found[group] = {**own, name: found.pop(old)}
+    return found
+
+
 def to_dict(config: Any) -> dict[str, Any]:
     """Plain values only, fit for JSON; the algorithm's own options stand beside the others."""
     if not isinstance(config, Config):
@@ -46,6 +66,7 @@ def from_dict(values: Mapping[str, Any], base: Any = None, path: str = "") -> An
     itself checks (`fsl_sage.algorithms.resolve`). Other unknown names are refused.
     """
     base = default_config(_data_of(values)) if base is None else base
+    values = respelled(values) if isinstance(base, Config) else values
     hints = get_type_hints(type(base))
     hints.pop(OPTIONS, None)
     changes: dict[str, Any] = {}
@@ -167,7 +188,18 @@ def digest(config: Config) -> str:
     shared = dataclasses.replace(config, options=None)
     values = _differing(to_dict(shared), to_dict(Config())) | _plain(given_options(config.options))
     values = {key: value for key, value in values.items() if key not in NO_PART_OF_THE_RESULT}
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(_first_spelled(values), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _first_spelled(values: Mapping[str, Any]) -> dict[str, Any]:
+    """With the older spellings of options that have moved, so that the digests of older runs hold."""
+    found = dict(values)
+    for old, new in RESPELLED.items():
+        group, name = new.split(".")
+        own = dict(found.pop(group, {}))
+        found |= {old: own.pop(name)} if name in own else {}
+        found |= {group: own} if own else {}
+    return found
 
 
 def _differing(values: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:

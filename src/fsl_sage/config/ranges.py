@@ -12,6 +12,7 @@ Range = tuple[str, float, float]
 ABOVE_ZERO = math.ulp(0.0)
 WHOLE: Range = ("a whole number from 1 up", 1, 2**62)
 RATE: Range = ("a number above 0", ABOVE_ZERO, math.inf)
+BELOW_ONE: Range = ("a number from 0 to below 1", 0, 1 - 1e-9)
 FROM_ZERO: Range = ("a number from 0 up", 0, math.inf)
 ROUND: Range = ("a round, from 0 up", 0, 2**62)
 

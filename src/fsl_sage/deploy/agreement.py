@@ -22,6 +22,7 @@ class Agreement(ImageTerms):
 def check(config: Config, agreement: Agreement) -> None:
     """Refuse what cannot run on Flower, with the reason."""
     algorithm = make_algorithm(config)
+    algorithm.check()
     if any(algorithm.waits_in(t) for t in range(config.rounds)):
         others = [name for name, kind in ALGORITHMS.items() if not kind.waits and not kind.own_parts]
         raise InputError(

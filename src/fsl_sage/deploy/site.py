@@ -38,9 +38,11 @@ class Site:
         held = self._held(assignment, kept)
         worker = Worker(replace(self.setup, initial=held))
         mail = {self.client: assignment.mail} if assignment.mail else {}
+        device = self.setup.settings.device
+        extra = {kind: {n: x.to(device) for n, x in own.items()} for kind, own in assignment.extra.items()}
         uploads: list[Message] = []
         outcome = worker.whole_round(
-            assignment.round, self.client, below("state/", kept), Delivery(held, mail, assignment.extra), uploads.append
+            assignment.round, self.client, below("state/", kept), Delivery(held, mail, extra), uploads.append
         )
         if isinstance(outcome, ClientError):
             raise outcome

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from fsl_sage.algorithms.base import Algorithm, LocalRound
 from fsl_sage.alignment.fidelity import Fidelity
 from fsl_sage.errors import TrainingError
-from fsl_sage.roles.protocols import Parts, Update
+from fsl_sage.roles.corrections import renew_controls
+from fsl_sage.roles.protocols import ClientRole, Parts, Update
 from fsl_sage.roles.work import Settings
 from fsl_sage.wire.link import Link
-from fsl_sage.wire.message import Message, Tensors
+from fsl_sage.wire.message import CONTROL, Message, Tensors
 
 Uploads = dict[int, Message]
 """Uploads of one step by client."""
@@ -172,6 +173,15 @@ def advance(local_round: LocalRound, reply: Message | None) -> Message | None:
         return local_round.send(reply)
     except StopIteration:
         return None
+
+
+def sent_along(setup: Setup, client: ClientRole, t: int) -> dict[str, Tensors]:
+    """What goes to the F-server with a client's update: what the algorithm sends, and SCAFFOLD's controls."""
+    extra = dict(setup.algorithm.on_update(client, t))
+    if setup.settings.config.averaging.control_variates:
+        always = setup.algorithm.averaged
+        extra[CONTROL] = renew_controls(client, [part for part in setup.algorithm.averaged_in(t) if part in always])
+    return extra
 
 
 class Failures:

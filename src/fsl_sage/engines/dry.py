@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fsl_sage.alignment.fidelity import Fidelity
 from fsl_sage.alignment.passes import Smash
-from fsl_sage.engines.base import Delivery, Engine, Replies, Setup, advance
+from fsl_sage.engines.base import Delivery, Engine, Replies, Setup, advance, sent_along
 from fsl_sage.engines.server import HostedServer, NoServer
 from fsl_sage.optimizers import state_shapes
 from fsl_sage.problems.base import Batch
@@ -86,7 +86,7 @@ class DryEngine(Engine):
     def _update(self, t: int, client: "DryClient") -> Update:
         settings, initial, algorithm = self.setup.settings, self.setup.initial, self.setup.algorithm
         parts = {part: settings.travelling(part, initial[part]) for part in algorithm.averaged_in(t)}
-        return Update(client.id, parts, extra=algorithm.on_update(client, t))
+        return Update(client.id, parts, extra=sent_along(self.setup, client, t))
 
     def order(self, t: int, id: int) -> Iterator[Tensor]:
         """For each local step, which examples a client takes; where no data is known, only how many."""
@@ -153,6 +153,7 @@ class DryClient(ClientRole):
         self.received = delivery.received
         self.received_extra = delivery.extra
         self.extra = {} if extra is None else extra
+        self.lr_used = 0.0
         self.round = self.step_index = -1
         self.examples = engine.setup.examples[id]
         self._engine = engine

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fsl_sage.engines.base import REMEDY, ClientError, Delivery, Outcome, Setup, advance
+from fsl_sage.engines.base import REMEDY, ClientError, Delivery, Outcome, Setup, advance, sent_along
 from fsl_sage.precision import all_finite
 from fsl_sage.roles.client import Client
 from fsl_sage.roles.protocols import Parts, Update
@@ -68,8 +68,7 @@ class Worker:
             reply = yield replace(upload, values={**upload.values, "step": client.step_index})
         averaged = self.setup.algorithm.averaged_in(t)
         losses = {"client_loss": mean_loss(client.losses)} if client.losses else {}
-        extra = self.setup.algorithm.on_update(client, t)
-        update = Update(id, client.upload(averaged), losses, extra)
+        update = Update(id, client.upload(averaged), losses, sent_along(self.setup, client, t))
         check_finite(update)
         return Outcome(update, client.state(averaged))
 
@@ -85,6 +84,7 @@ class Worker:
             state=self._without_older(state, delivery.received) if id in delivery.renewed else state,
             trains=setup.algorithm.trained_in(t),
             received_extra=delivery.extra,
+            averaged=setup.algorithm.averaged,
         )
         if id in delivery.mail:
             setup.algorithm.on_download(client, Message(delivery.mail[id]))

@@ -14,7 +14,7 @@ from fsl_sage.roles.averaging import average
 from fsl_sage.roles.client import local_batch_sizes
 from fsl_sage.roles.f_server import FServer
 from fsl_sage.roles.protocols import Parts, Update
-from fsl_sage.roles.replica import frozen_weights
+from fsl_sage.roles.replica import Slots, frozen_weights
 from fsl_sage.seeding import numpy_generator
 from fsl_sage.wire.ledger import Ledger
 from fsl_sage.wire.link import Link
@@ -34,8 +34,11 @@ class Federation:
         self.link = Link(Ledger(self._frozen_by_kind()))
         self.post = Post(self.link, setup.settings.config.clients)
         self.f_server = FServer(
-            {part: setup.settings.travelling(part, setup.initial[part]) for part in setup.algorithm.averaged},
+            {part: setup.settings.travelling(part, tensors) for part, tensors in setup.initial.items()},
+            setup.algorithm.averaged,
+            {part: frozenset(Slots(module).trainable) for part, module in setup.modules.items()},
             setup.client_weights,
+            setup.settings.config.averaging,
         )
 
     @property
@@ -112,9 +115,9 @@ class Federation:
     def _average(self, updates: list[Update]) -> tuple[str, ...]:
         """Put the average in the place of the F-server's weights; returns the parts that it has."""
         averaged = self.setup.algorithm.aggregate(self.f_server, updates)
-        self.f_server.weights |= averaged
+        self.f_server.take(averaged, updates)
         if "auxiliary" in averaged:
-            self.engine.server.set_auxiliary(averaged["auxiliary"])
+            self.engine.server.set_auxiliary(self.f_server.weights["auxiliary"])
         if averaged:
             self.post.renew()
         return tuple(averaged)

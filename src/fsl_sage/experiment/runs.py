@@ -10,7 +10,7 @@ from warnings import warn
 
 import numpy as np
 
-from fsl_sage.algorithms import resolve
+from fsl_sage.algorithms import make_algorithm, resolve
 from fsl_sage.algorithms.looks import colour_of
 from fsl_sage.config import NO_PART_OF_THE_RESULT, Config, option
 from fsl_sage.engines.base import Engine, LostError, Setup
@@ -145,6 +145,8 @@ def _play(
 ) -> Result:
     prefer_huge_pages()  # before the data is loaded
     check_config(config)
+    if (remark := make_algorithm(config).remark()) is not None:
+        warn(remark, RunWarning, stacklevel=3)
     build = build or partial(_build, _engine(config))
     # 1. The problem, and the roles: clients and servers; as they were at the last checkpoint, if there is one.
     problem = problem or make_problem(config)

@@ -24,7 +24,7 @@ from fsl_sage.roles.work import Settings, draws_in_forward
 
 def check_config(config: Config) -> torch.device:
     """Refuse, before anything slow, what no problem can run with; returns the device."""
-    make_algorithm(config)
+    make_algorithm(config).check()
     return pick_device(config.device)
 
 
@@ -74,6 +74,8 @@ def _assemble(
 ) -> Setup:
     """A setup of its pieces: what follows from them is the same on every engine."""
     counts = [len(indices) for indices in examples]
+    algorithm = make_algorithm(config)
+    config = replace(config, averaging=algorithm.averaging)
     settings = Settings(
         config,
         problem.make_task(config, device),
@@ -83,8 +85,8 @@ def _assemble(
         stays_local=_stays_local(config, modules),
     )
     initial = {part: Slots(module).tensors() for part, module in modules.items()}
-    weights = client_weights(config.weighting, counts)
-    return Setup(settings, make_algorithm(config), modules, initial, examples, weights)
+    weights = client_weights(config.averaging.weighting, counts)
+    return Setup(settings, algorithm, modules, initial, examples, weights)
 
 
 def _check_trained(config: Config, modules: dict[str, nn.Module]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from fsl_sage.algorithms import option_fields, resolve
 from fsl_sage.algorithms.names import known_algorithm
 from fsl_sage.algorithms.options import owners
-from fsl_sage.config import NO_PART_OF_THE_RESULT, Config, defaults_of, flatten, to_dict
+from fsl_sage.config import NO_PART_OF_THE_RESULT, RESPELLED, Config, defaults_of, flatten, respelled, to_dict
 
 HETEROGENEITY = "heterogeneity"
 """The one name under which the partition and its parameter are compared."""
@@ -29,7 +29,8 @@ def nest(path: str, value: Any) -> dict[str, Any]:
 
 def option_path(name: str) -> str:
     """An option as a person writes it (--align-every, align_every, model.auxiliary) as a field's path."""
-    return name.strip().removeprefix("--").replace("-", "_")
+    path = name.strip().removeprefix("--").replace("-", "_")
+    return RESPELLED.get(path, path)
 
 
 def options_of(config: Config) -> dict[str, Any]:
@@ -53,7 +54,7 @@ def written_options(values: Mapping[str, Any]) -> dict[str, Any]:
 
     Options of other algorithms are left out: older versions wrote them down too.
     """
-    flat = flatten(values)
+    flat = flatten(respelled(values))
     kind = known_algorithm(str(flat["algorithm"]))
     if kind is None:
         return {**options_of(Config()), **flat}

@@ -91,7 +91,9 @@ def _average_one(tensors: list[Tensor], weights: list[float]) -> Tensor:
 
 
 def _distance(state: Tensors, start: Tensors) -> float:
-    """The norm of the change of all floating tensors together."""
+    """The norm of the change of all floating tensors together; 0 where there are only shapes."""
+    if any(tensor.is_meta for tensor in state.values()):
+        return 0.0
     squares = [
         float((wide(x) - wide(start[name])).square().sum()) for name, x in state.items() if x.is_floating_point()
     ]

@@ -14,6 +14,7 @@ from fsl_sage.config import Config
 from fsl_sage.models.norm import untouched_statistics
 from fsl_sage.problems.base import Batch
 from fsl_sage.problems.batches import batch_indices, batch_sizes
+from fsl_sage.roles.corrections import follow_controls, pull
 from fsl_sage.roles.protocols import ClientRole, Parts
 from fsl_sage.roles.replica import Replica
 from fsl_sage.roles.work import Chain, Settings, Workbench, boundary
@@ -40,6 +41,7 @@ class Client(ClientRole):
         state: Mapping[str, Tensor],
         trains: tuple[str, ...],
         received_extra: Mapping[str, Tensors] | None = None,
+        averaged: tuple[str, ...] = (),
     ) -> None:
         self.id = id
         self.examples = examples
@@ -48,11 +50,13 @@ class Client(ClientRole):
         self.extra = below("extra/", state)
         self.round = self.step_index = -1
         self.losses: list[Tensor] = []
+        self.lr_used = 0.0
         self._settings = settings
         self._workbench = workbench
         self._lr = settings.client_schedule()
         self._own: dict[str, Tensors] = {part: below(f"own/{part}/", state) for part in initial}
         self._parts: dict[str, Replica] = {}
+        self._corrected = tuple(part for part in averaged if part in trains)
         for part, tensors in initial.items():
             weights = {**tensors, **received.get(part, {}), **self._own[part]}
             replica = Replica(workbench.slots[part], weights, settings.optimizer_of(part) if part in trains else None)
@@ -148,9 +152,15 @@ class Client(ClientRole):
 
     def step(self, **lr: float) -> None:
         """One optimizer step of every part that this client trains; by part, a learning rate that is not `lr()`."""
+        options = self._settings.config.averaging
+        if options.proximal:
+            pull(self, options.proximal, self._corrected)
         for part, replica in self._parts.items():
             if replica.optimizer is not None:
                 replica.step(lr.get(part, self.lr()))
+        if options.control_variates:
+            follow_controls(self, self.lr(), self._corrected)
+        self.lr_used += self.lr()
 
     def lr(self) -> float:
         """The learning rate of the batch at hand."""

@@ -2,32 +2,82 @@
 
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor
 
-from fsl_sage.roles.averaging import average
-from fsl_sage.roles.protocols import FServerRole, Update
-from fsl_sage.wire.message import Tensors
+from fsl_sage.config import AveragingConfig
+from fsl_sage.precision import wide
+from fsl_sage.roles import fed_opt
+from fsl_sage.roles.averaging import RULES
+from fsl_sage.roles.protocols import FServerRole, Parts, Update
+from fsl_sage.wire.message import CONTROL, Tensors
 from fsl_sage.wire.paths import below, flat, grouped
+
+OPTIMIZER = "optimizer/"
+"""Before the paths of what FedOpt keeps in `FServer.extra`."""
 
 
 class FServer(FServerRole):
     """Holds the averaged weights by part."""
 
-    def __init__(self, weights: Mapping[str, Tensors], client_weights: Sequence[float]) -> None:
-        self.weights = dict(weights)
+    def __init__(
+        self,
+        initial: Parts,
+        averaged: Sequence[str],
+        trained: Mapping[str, frozenset[str]],
+        client_weights: Sequence[float],
+        options: AveragingConfig,
+    ) -> None:
+        """Start from the initial weights.
+
+        Args:
+            initial: What travels of each part, before round 0.
+            averaged: The parts that are averaged in every round.
+            trained: By part the names of the weights that are trained; the others are buffers.
+            client_weights: How much each client counts in an average.
+            options: How to average.
+        """
+        self.weights: dict[str, Tensors] = {part: initial[part] for part in averaged}
         self.client_weights = client_weights
         self.extra: Tensors = {}
         self.sends: dict[str, Tensors] = {}
+        self._initial = initial
+        self._trained = {f"{part}/{name}" for part in averaged for name in trained[part]}
+        self._options = options
 
     def mean(self, updates: Sequence[Update]) -> dict[str, Tensors]:
-        """x_c^{t+1}, the weighted mean (Algorithm 2, line 7), part by part, in the order of the clients."""
+        """x_c^{t+1}, the weighted mean (Algorithm 2, line 7), or another average, in the order of the clients."""
         updates = sorted(updates, key=lambda update: update.client)
-        result = {}
-        for part in dict.fromkeys(part for update in updates for part in update.parts):
-            holders = [update for update in updates if part in update.parts]
-            weights = [self.client_weights[update.client] for update in holders]
-            result[part] = average([update.parts[part] for update in holders], weights)
-        return result
+        states = [flat(update.parts) for update in updates]
+        weights = [self.client_weights[update.client] for update in updates]
+        return grouped(RULES[self._options.rule](states, weights, flat({**self._initial, **self.weights})))
+
+    def take(self, averaged: Parts, updates: Sequence[Update]) -> None:
+        """Renew the weights: by a step towards an average of these updates. Renew the control variates too."""
+        for part, tensors in grouped(self._step(flat(averaged))).items():
+            self.weights[part] = tensors
+        if self._options.control_variates:
+            self._renew_control(updates)
+
+    def _step(self, average: Tensors) -> Tensors:
+        if self._options.takes_the_average:
+            return average
+        x = flat(self.weights)
+        trained = {path: tensor for path, tensor in average.items() if path in self._trained}
+        state = below(OPTIMIZER, self.extra)
+        stepped = fed_opt.step(self._options, x, trained, state)
+        self.extra |= {f"{OPTIMIZER}{path}": tensor for path, tensor in state.items()}
+        return {**average, **stepped}
+
+    def _renew_control(self, updates: Sequence[Update]) -> None:
+        """SCAFFOLD: c moves by the changes of the c_i over the number of all clients, and so stays their mean."""
+        changes = [update.extra[CONTROL] for update in sorted(updates, key=lambda update: update.client)]
+        for path in dict.fromkeys(path for change in changes for path in change):
+            moved = sum(wide(change[path]) for change in changes if path in change) / len(self.client_weights)
+            assert isinstance(moved, Tensor)
+            c = self.extra.get(f"{CONTROL}/{path}", torch.zeros_like(moved))
+            self.extra[f"{CONTROL}/{path}"] = (wide(c) + moved).to(changes[0][path].dtype)
+        self.sends[CONTROL] = below(f"{CONTROL}/", self.extra)
 
     def state(self) -> Tensors:
         """A flat dict for a checkpoint."""

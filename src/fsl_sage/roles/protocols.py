@@ -71,6 +71,8 @@ class ClientRole(Protocol):
     """What the F-server sent with them, by kind (`FServerRole.sends`)."""
     extra: Tensors
     """What an algorithm keeps at this client from round to round."""
+    lr_used: float
+    """The sum of the learning rates of this round's steps so far."""
 
     @abstractmethod
     def batches(self, t: int, steps: range | None = None) -> Iterator[Batch]:
@@ -324,4 +326,4 @@ class FServerRole(Protocol):
 
     @abstractmethod
     def mean(self, updates: Sequence[Update]) -> dict[str, Tensors]:
-        """x_c^{t+1}, the weighted mean (Algorithm 2, line 7), part by part, in the order of the clients."""
+        """x_c^{t+1}, the weighted mean (Algorithm 2, line 7), or another average by --averaging.rule, by part."""

@@ -14,7 +14,7 @@ from fsl_sage.alignment.matching import UnusableError, align, alignment_optimize
 from fsl_sage.alignment.passes import Smash, gradients_of, leaves
 from fsl_sage.config import AlignmentConfig
 from fsl_sage.models.norm import recalibrated, untouched_statistics
-from fsl_sage.roles.averaging import average
+from fsl_sage.roles.averaging import RULES
 from fsl_sage.roles.protocols import Parts, SServerRole
 from fsl_sage.roles.replica import Replica
 from fsl_sage.roles.schedule import Schedule
@@ -220,10 +220,14 @@ class SServer(SServerRole):
         self._open.pop(client, None)
 
     def average_copies(self) -> None:
-        """Put the mean of the clients' own server-side models in their place; their optimizer states stay theirs."""
+        """Put the average of the clients' own server-side models in their place; their optimizer states stay theirs.
+
+        It is made by the F-server's rule: who chose one against poisoned clients means these copies too.
+        """
         clients = sorted(self._copies)
         states = [self._copies[client].weights() for client in clients]
-        self.set_weights(average(states, [self.client_weights[client] for client in clients]))
+        rule = RULES[self._settings.config.averaging.rule]
+        self.set_weights(rule(states, [self.client_weights[client] for client in clients], self._model.weights()))
         for client in clients:
             self._copy_optimizers[client] = self._copies.pop(client).optimizer_state()
 

@@ -17,6 +17,8 @@ LABELS = "labels"
 CUT_GRADIENTS = "cut gradients"
 LOGITS = "logits"
 DECODER = "decoder"
+CONTROL = "control"
+"""SCAFFOLD's control variates: the change of a client's on the way up, the F-server's on the way down."""
 FIRST_DOWNLOAD = "first download"
 OPTIMIZER_STATE = "optimizer state"
 
