@@ -138,7 +138,7 @@ class Federation:
             parts["server"] = server
         return parts
 
-    def evaluate(self) -> dict[str, float]:
+    def evaluate(self) -> dict[str, Any]:
         """Metrics of the merged model; where statistics stay local, their mean over the clients each with its own."""
         weights = self.weights()
         scores = self._evaluate(weights)
@@ -147,11 +147,11 @@ class Federation:
             scores |= {f"{name}_recalibrated": score for name, score in again.items()}
         return scores
 
-    def _evaluate(self, weights: Parts) -> dict[str, float]:
+    def _evaluate(self, weights: Parts) -> dict[str, Any]:
         if not self.setup.settings.stays_local:
             return self.engine.evaluate(weights)
         scores = [self.engine.evaluate(_overlay(weights, own)) for own in self.engine.local_tensors()]
-        return {name: sum(score[name] for score in scores) / len(scores) for name in scores[0]}
+        return {name: _mean([score[name] for score in scores]) for name in scores[0]}
 
     def merged(self) -> Tensors:
         """The ordinary unsplit model's state; statistics that stay local are represented by their average."""
@@ -177,6 +177,13 @@ class Federation:
         self.post.load_state(below("post/", tensors), values["post"])
         self.engine.load_state(below("engine/", tensors))
         return int(values["rounds"])
+
+
+def _mean(values: Sequence[Any]) -> Any:
+    """The mean of a metric over clients; of one that is a list, entry by entry, None where it is not known."""
+    if isinstance(values[0], list):
+        return [_mean(entries) for entries in zip(*values, strict=True)]
+    return None if None in values else sum(values) / len(values)
 
 
 def _overlay(weights: Parts, own: Parts) -> dict[str, Tensors]:

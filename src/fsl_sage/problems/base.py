@@ -67,12 +67,15 @@ class Task(ABC):
         """How many loss terms (samples, or tokens) the mean of `loss` is taken over."""
 
     @abstractmethod
-    def score(self, output: Any, target: Mapping[str, Tensor]) -> dict[str, float]:
-        """Sums over a test batch that `summarise` turns into metrics."""
+    def score(self, output: Any, target: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Sums over a test batch, numbers or tensors, that `summarise` turns into metrics."""
 
     @abstractmethod
-    def summarise(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """The test set's metrics from the sums of its batches: the headline score, and `test_loss` if there is one."""
+    def summarise(self, sums: Mapping[str, Any]) -> dict[str, Any]:
+        """The test set's metrics from the sums of its batches: the headline score, and `test_loss` if there is one.
+
+        A metric is a number. One called `test_class_…` is a list with a number, or None, for each class.
+        """
 
 
 class Problem(ABC):
@@ -98,7 +101,7 @@ class Problem(ABC):
     @property
     def name(self) -> str:
         """What the problem is called in reports."""
-        return f"{type(self).__module__}:{type(self).__qualname__}"
+        return f"{type(self).__module__}.{type(self).__qualname__}"
 
     @classmethod
     def check(cls, config: Config) -> None:
