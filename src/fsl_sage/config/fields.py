@@ -33,7 +33,8 @@ class DataConfig:
     """MODULE:FUNCTION, an augmentation of your own in the place of flips and crops: from a batch of images
     [B, C, H, W] and a torch.Generator to as many images."""
     image_size: int | None = None
-    """folder: only: images are scaled and cropped to so many pixels a side; needed where their sizes differ."""
+    """folder: and datasets: only: pictures are scaled and cropped to so many pixels a side; needed where their sizes
+    differ."""
     class_weights: str | None = None
     """Weights of the classes in the training loss: balanced, or a number for each with commas between them."""
     train_images: int | None = None

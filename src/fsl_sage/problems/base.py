@@ -104,13 +104,17 @@ class Problem(ABC):
         return f"{type(self).__module__}.{type(self).__qualname__}"
 
     @classmethod
+    def accepted_partitions(cls, config: Config) -> tuple[str, ...]:
+        """The values of --data.partition that make sense for the data that the configuration names."""
+        return cls.partitions
+
+    @classmethod
     def check(cls, config: Config) -> None:
         """Refuse, before anything slow, options that make no sense here."""
-        if config.data.partition not in cls.partitions:
-            raise InputError(
-                f"--data.partition {config.data.partition} is not for {config.data.name}: "
-                f"give {' or '.join([', '.join(cls.partitions[:-1]), cls.partitions[-1]])}."
-            )
+        accepted = cls.accepted_partitions(config)
+        if config.data.partition not in accepted:
+            words = " or ".join([", ".join(accepted[:-1]), accepted[-1]] if len(accepted) > 1 else accepted)
+            raise InputError(f"--data.partition {config.data.partition} is not for {config.data.name}: give {words}.")
         cls.score.check_target(config.target_accuracy, "--target-accuracy")
 
     @property

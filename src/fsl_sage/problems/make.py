@@ -18,7 +18,7 @@ from fsl_sage.problems.texts.problem import TextProblem
 from fsl_sage.problems.texts.sources import defaults_of_texts, kind_of_texts, known_texts, load_texts
 from fsl_sage.problems.texts.texts import KNOWN_TEXTS
 
-DEFAULTS.update(dict.fromkeys([*KNOWN_TEXTS, "imdb", "jsonl:"], defaults_of_texts))
+DEFAULTS.update(dict.fromkeys([*KNOWN_TEXTS, "imdb", "jsonl:", "datasets:"], defaults_of_texts))
 DEFAULTS["folder:"] = folder_defaults
 
 

@@ -10,8 +10,9 @@ from tests.texts import SHARED, needs_e2e, save_rows, save_tokenizer
 from fsl_sage.config import Config, DataConfig
 from fsl_sage.errors import InputError
 from fsl_sage.problems.partition import partition
-from fsl_sage.problems.texts.e2e import encode_prompts, held_out_meanings, load_e2e, load_tokenizer
+from fsl_sage.problems.texts.e2e import encode_prompts, held_out_meanings, load_e2e
 from fsl_sage.problems.texts.texts import TextData, Texts
+from fsl_sage.problems.texts.tokens import load_tokenizer
 
 
 @pytest.fixture

@@ -8,33 +8,19 @@ Pictures of different sizes are scaled to one, their shorter side to its length,
 """
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
-import numpy as np
 import torch
-from PIL import Image, ImageOps
 
 from fsl_sage.config import Config, DataConfig
 from fsl_sage.errors import InputError
 from fsl_sage.problems.classification import refuse_unlearnt
-from fsl_sage.problems.images.images import ImageData, Images
+from fsl_sage.problems.images.images import ImageData
 from fsl_sage.problems.images.npz import channel_moments, split_off
+from fsl_sage.problems.images.pictures import Picture, common_form, decode
 from fsl_sage.reading import short
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
-_GREY = ("1", "L", "LA")
-_COLOUR = ("RGB", "RGBA", "P", "PA", "CMYK", "YCbCr")
-
-
-class Picture(NamedTuple):
-    """A file and its class."""
-
-    file: Path
-    label: int
-    client: int
 
 
 def read_folder(path: Path, test_fraction: float, side: int | None) -> ImageData:
@@ -53,13 +39,13 @@ def read_folder(path: Path, test_fraction: float, side: int | None) -> ImageData
         picture for number, folder in enumerate(train_folders) for picture in _pictures(folder, classes, number)
     ]
     tests = [] if test_folder is None else _tests(test_folder, classes)
-    size, grey = _common(pictures + tests, side)
-    train = _images(pictures, size, grey, side)
+    form = common_form(pictures + tests, side)
+    train = decode(pictures, form)
     if test_folder is None:
         train, test, kept = split_off(train, test_fraction, path)
         pictures = [pictures[place] for place in kept]
     else:
-        test = _images(tests, size, grey, side)
+        test = decode(tests, form)
     refuse_unlearnt(train.y, test.y, classes, path)
     return ImageData(f"folder:{path}", train, test, classes, *channel_moments(train), _shares(pictures, train_folders))
 
@@ -112,7 +98,7 @@ def _pictures(folder: Path, classes: Sequence[str], client: int = 0) -> list[Pic
         strange = [file for file in files if file.suffix.lower() not in SUFFIXES]
         if strange:
             raise InputError(f"{strange[0]} is not a picture: a class folder holds {', '.join(SUFFIXES)} alone.")
-        found += [Picture(file, classes.index(each.name), client) for file in files]
+        found += [Picture(file, classes.index(each.name), str(file), client) for file in files]
     if not found:
         raise InputError(f"{folder} has no class folders: make a folder for each class.")
     return found
@@ -126,67 +112,6 @@ def _tests(folder: Path, classes: tuple[str, ...]) -> list[Picture]:
             "training pictures of this class, or leave it out."
         )
     return _pictures(folder, classes)
-
-
-def _common(pictures: Sequence[Picture], side: int | None) -> tuple[tuple[int, int], bool]:
-    """The (width, height) that all will have, and whether all are grey; pictures are only opened, not decoded."""
-    with ThreadPoolExecutor() as pool:
-        heads = list(pool.map(_head, [picture.file for picture in pictures]))
-    sizes = [size for size, _ in heads]
-    other = next((place for place, size in enumerate(sizes) if size != sizes[0]), None)
-    if side is None and other is not None:
-        first, second = pictures[0].file, pictures[other].file
-        raise InputError(
-            f"{first} has {_times(sizes[0])} pixels and {second} {_times(sizes[other])}: give --data.image-size, the "
-            "side of a square to which all are scaled and cropped, such as 64."
-        )
-    return (side, side) if side is not None else sizes[0], all(grey for _, grey in heads)
-
-
-def _head(file: Path) -> tuple[tuple[int, int], bool]:
-    with _open(file) as picture:
-        if picture.mode not in _GREY + _COLOUR:
-            raise InputError(f"{file} has pixels of the kind {picture.mode}: save it with 8 bits, or use npz: for it.")
-        turned = picture.getexif().get(0x0112, 1) >= 5  # lies on its side
-        width, height = picture.size
-        return (height, width) if turned else (width, height), picture.mode in _GREY
-
-
-def _times(size: tuple[int, int]) -> str:
-    return f"{size[0]}x{size[1]}"
-
-
-def _open(file: Path) -> Image.Image:
-    try:
-        return Image.open(file, formats=("JPEG", "PNG"))
-    except Exception as error:  # Pillow reports damage, and pictures that are too large, by several types
-        raise _unreadable(file, error) from None
-
-
-def _unreadable(file: Path, error: Exception) -> InputError:
-    return InputError(f"{file} is not a readable JPEG or PNG ({short(error, 100)}): replace or remove it.")
-
-
-def _images(pictures: Sequence[Picture], size: tuple[int, int], grey: bool, side: int | None) -> Images:
-    with ThreadPoolExecutor() as pool:
-        decode = partial(_decode, size=size, mode="L" if grey else "RGB", scale=side is not None)
-        pixels = list(pool.map(decode, [picture.file for picture in pictures]))
-    x = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).contiguous()
-    return Images(x, torch.tensor([picture.label for picture in pictures]))
-
-
-def _decode(file: Path, size: tuple[int, int], mode: str, scale: bool) -> np.ndarray:
-    """Pixels uint8 [H, W, C]."""
-    with _open(file) as picture:
-        try:
-            # A camera writes down how it was held; a picture must not lie on its side for that.
-            upright = ImageOps.exif_transpose(picture).convert(mode)
-            if scale:
-                upright = ImageOps.fit(upright, size, Image.Resampling.BILINEAR)
-        except Exception as error:
-            raise _unreadable(file, error) from None
-    pixels = np.asarray(upright)
-    return pixels[..., None] if pixels.ndim == 2 else pixels
 
 
 def _shares(pictures: Sequence[Picture], folders: Sequence[Path]) -> tuple[torch.Tensor, ...]:

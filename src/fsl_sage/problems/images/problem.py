@@ -20,8 +20,6 @@ from fsl_sage.problems.images.sources import load_images
 class ImageProblem(Problem):
     """Labelled images, and a model that tells the classes apart."""
 
-    partitions = (*Problem.partitions, "given")
-
     def __init__(self, data: ImageData, sizes: Sizes | None = None) -> None:
         self.data = data
         self.classes = data.classes
@@ -42,10 +40,13 @@ class ImageProblem(Problem):
         return self.data.train.y
 
     @classmethod
+    def accepted_partitions(cls, config: Config) -> tuple[str, ...]:
+        """A folder can say who has which image."""
+        return (*cls.partitions, "given") if config.data.name.startswith("folder:") else cls.partitions
+
+    @classmethod
     def check(cls, config: Config) -> None:
-        """Only a folder can say who has which image."""
-        if config.data.partition == "given" and not config.data.name.startswith("folder:"):
-            raise InputError(f"--data.partition given is not for {config.data.name}: give iid, dirichlet or shards.")
+        """Refuse, before anything slow, options that make no sense here."""
         if config.data.augmentation is not None and not config.data.augment:
             raise InputError("--data.augmentation has no effect with --data.no-augment: leave one of them out.")
         super().check(config)

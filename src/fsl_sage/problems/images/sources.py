@@ -19,13 +19,15 @@ from fsl_sage.problems.images.folder import read_folder
 from fsl_sage.problems.images.images import KNOWN_SIZES, ImageData
 from fsl_sage.problems.images.mini import MINI_PATH, read_mini
 from fsl_sage.problems.images.npz import read_npz, write_npz
+from fsl_sage.problems.images.saved import read_saved_images
 from fsl_sage.problems.images.tfjs import TFJS_CHECKSUM, TFJS_PACKAGE, read_tfjs
 from fsl_sage.problems.sampling import balanced_indices
 from fsl_sage.seeding import numpy_generator
 
 ACCEPTED_NAMES = (
     "cifar10-mini, cifar10, cifar100, fashion-mnist, folder:PATH or npz:PATH; imdb, e2e, jsonl:PATH are texts; "
-    "MODULE:FACTORY is a problem of your own"
+    "datasets:PATH is either; "
+    "MODULE:FACTORY is a problem of your own; one that run was given in Python, give it to resume as problem=… too"
 )
 
 
@@ -61,9 +63,11 @@ def load_images(
         data = read_npz(Path(name.removeprefix("npz:")).expanduser(), test_fraction)
     elif name.startswith("folder:"):
         data = read_folder(Path(name.removeprefix("folder:")).expanduser(), test_fraction, image_size)
+    elif name.startswith("datasets:"):
+        data = read_saved_images(Path(name.removeprefix("datasets:")).expanduser(), test_fraction, image_size)
     else:
         raise _unknown(name)
-    if image_size is not None and not name.startswith("folder:"):
+    if image_size is not None and not name.startswith(("folder:", "datasets:")):
         raise InputError(f"--data.image-size is not for {name}, whose images have one size: leave it out.")
     chosen = _balanced(data.train.y, train_images, 2, f"training images of {name}", seed)
     tests = _balanced(data.test.y, test_images, 1, f"test images of {name}", seed)
@@ -77,7 +81,7 @@ def load_images(
 
 def check_image_name(name: str) -> None:
     """Refuse what cannot be a set of images, before anything slow."""
-    if name not in KNOWN_SIZES and not name.startswith(("npz:", "folder:")):
+    if name not in KNOWN_SIZES and not name.startswith(("npz:", "folder:", "datasets:")):
         raise _unknown(name)
 
 

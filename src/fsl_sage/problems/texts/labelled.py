@@ -12,7 +12,7 @@ from fsl_sage.models import blocks_name, make_text_classifier
 from fsl_sage.problems.base import Batch, Problem
 from fsl_sage.problems.classification import Classes, class_weights
 from fsl_sage.problems.texts.rows import Row, Rows, choose, label_names
-from fsl_sage.problems.texts.texts import Texts, refuse_long
+from fsl_sage.problems.texts.texts import Texts, refuse_image_options, refuse_long
 from fsl_sage.problems.texts.tokens import encode
 
 TEST_BATCH = 50  # fixed, so that the test loss has the same bits whatever the number of workers
@@ -93,6 +93,12 @@ class LabelledTextProblem(Problem):
         self.classes = ("",) * sizes.classes if data is None else data.classes
         self._sizes = sizes
         self._name = name if data is None else data.name
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        """There are no images here."""
+        super().check(config)
+        refuse_image_options(config)
 
     @property
     def name(self) -> str:

@@ -13,7 +13,7 @@ from fsl_sage.problems.base import Problem
 from fsl_sage.problems.texts.e2e import find_e2e, load_e2e
 from fsl_sage.problems.texts.language_modelling import LanguageModelling
 from fsl_sage.problems.texts.rows import Rows, choose
-from fsl_sage.problems.texts.texts import KNOWN_TEXTS, TextData, Texts, TextSizes, refuse_long
+from fsl_sage.problems.texts.texts import KNOWN_TEXTS, TextData, Texts, TextSizes, refuse_image_options, refuse_long
 from fsl_sage.problems.texts.tokens import encode, load_tokenizer
 
 SMOOTHING = 0.1
@@ -23,7 +23,18 @@ SMOOTHING = 0.1
 class TextProblem(Problem):
     """Prompts with completions, and a causal language model that learns the completions."""
 
-    partitions = (*Problem.partitions, "restaurant")  # those by restaurant, and by labels, are for e2e
+    @classmethod
+    def accepted_partitions(cls, config: Config) -> tuple[str, ...]:
+        """Only texts of E2E say what they are about."""
+        return (*cls.partitions, "restaurant") if config.data.name in KNOWN_TEXTS else ("iid",)
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        """There are no classes here, and no images."""
+        super().check(config)
+        refuse_image_options(config)
+        if config.data.class_weights is not None:
+            raise InputError(f"--data.class-weights is not for {config.data.name}, which has no classes: leave it out.")
 
     def __init__(self, data: TextData | None, sizes: TextSizes) -> None:
         """Without data only the sizes are known, and every text is taken to be as long as can be."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from fsl_sage.errors import InputError
 from fsl_sage.problems.sampling import balanced_indices, stratified_indices
+from fsl_sage.problems.saved import open_saved
 from fsl_sage.reading import short
 from fsl_sage.seeding import numpy_generator
 
@@ -71,10 +72,10 @@ def read_jsonl(path: Path, test_fraction: float) -> Rows:
     """The rows of a file, divided into two sets, or of a folder with train.jsonl and test.jsonl."""
     name = f"jsonl:{path}"
     if not path.is_dir():
-        return _divided(name, *_read(path), test_fraction, path)
+        return divided(name, *_read(path), test_fraction, path)
     kind, train = _read(path / "train.jsonl")
     if not (path / "test.jsonl").is_file():
-        return _divided(name, kind, train, test_fraction, path)
+        return divided(name, kind, train, test_fraction, path)
     test_kind, test = _read(path / "test.jsonl")
     if test_kind != kind:
         raise InputError(f"{test[0].place} has other columns than {train[0].place}: both need {ACCEPTED}.")
@@ -84,6 +85,30 @@ def read_jsonl(path: Path, test_fraction: float) -> Rows:
 def jsonl_kind(path: Path) -> Kind:
     """What the columns of the first row are meant for."""
     return next(_lines(path / "train.jsonl" if path.is_dir() else path))[0]
+
+
+def read_saved(path: Path, test_fraction: float) -> Rows:
+    """The rows of a directory of the package `datasets`."""
+    saved = open_saved(path)
+    kind = saved_kind(path)
+    first, second = COLUMNS[kind]
+
+    def rows(table: Any, split: str) -> list[Row]:
+        pairs = zip(table[first], table[second], strict=True)
+        return [
+            make_row(kind, {first: text, second: answer}, saved.place(split, number))
+            for number, (text, answer) in enumerate(pairs)
+        ]
+
+    names, train = saved.label_names, rows(saved.train, "train")
+    if saved.test is None:
+        return divided(f"datasets:{path}", kind, train, test_fraction, path, names)
+    return Rows(f"datasets:{path}", kind, train, rows(saved.test, "test"), names)
+
+
+def saved_kind(path: Path) -> Kind:
+    """What the columns of a directory of `datasets` are meant for."""
+    return kind_of(open_saved(path).columns, str(path))
 
 
 def _read(file: Path) -> tuple[Kind, list[Row]]:
@@ -127,14 +152,16 @@ def _object(line: str, place: str) -> dict[str, Any]:
     return values
 
 
-def _divided(name: str, kind: Kind, rows: list[Row], test_fraction: float, origin: Path) -> Rows:
+def divided(
+    name: str, kind: Kind, rows: list[Row], test_fraction: float, origin: object, names: tuple[str, ...] = ()
+) -> Rows:
     """The rows in two sets. Nothing but the rows decides which are for testing, whatever the seed of a run."""
     count = round(len(rows) * test_fraction)
     if not 1 <= count <= len(rows) - 2:
         raise InputError(f"{origin} has {len(rows)} texts: a test fraction of {test_fraction} leaves too few on a side")
     chosen = set(stratified_indices(_groups(kind, rows), count, numpy_generator(0, "test split")).tolist())
     train = [row for place, row in enumerate(rows) if place not in chosen]
-    return Rows(name, kind, train, [rows[place] for place in sorted(chosen)])
+    return Rows(name, kind, train, [rows[place] for place in sorted(chosen)], names)
 
 
 def choose(rows: Sequence[Row], kind: Kind, count: int | None, least: int, what: str, seed: int) -> list[Row]:

@@ -1,5 +1,6 @@
 """Where texts come from, and what they are meant for: a language model that writes, or a classifier."""
 
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from fsl_sage.config.directories import data_directory
 from fsl_sage.models import tokenizer_path
 from fsl_sage.problems.base import Problem
 from fsl_sage.problems.download import stored
+from fsl_sage.problems.saved import open_saved
 from fsl_sage.problems.texts.imdb import IMDB, find_imdb, obtain_imdb
 from fsl_sage.problems.texts.labelled import LabelledSizes, LabelledTextProblem, labelled_shapes, tokenise_labelled
 from fsl_sage.problems.texts.problem import (
@@ -18,7 +20,7 @@ from fsl_sage.problems.texts.problem import (
     text_defaults,
     tokenizer_of,
 )
-from fsl_sage.problems.texts.rows import Kind, Rows, jsonl_kind, read_jsonl
+from fsl_sage.problems.texts.rows import Kind, Rows, jsonl_kind, read_jsonl, read_saved, saved_kind
 from fsl_sage.problems.texts.texts import KNOWN_TEXTS
 from fsl_sage.problems.texts.tokens import load_tokenizer
 
@@ -34,6 +36,8 @@ def kind_of_texts(name: str) -> Kind | None:
         return "labels"
     if name.startswith("jsonl:"):
         return jsonl_kind(_path(name))
+    if name.startswith("datasets:") and open_saved(_path(name)).image_column is None:
+        return saved_kind(_path(name))
     return None
 
 
@@ -73,8 +77,11 @@ def labelled_defaults(name: str) -> Config:
 
 
 def defaults_of_texts(name: str) -> Config:
-    """The defaults for a set of texts, by what it is meant for."""
-    return text_defaults(name) if kind_of_texts(name) == "prompts" else labelled_defaults(name)
+    """The defaults for a set of texts, by what it is meant for; for other data those of every run."""
+    kind = kind_of_texts(name)
+    if kind is None:
+        return Config(data=DataConfig(name=name))
+    return text_defaults(name) if kind == "prompts" else labelled_defaults(name)
 
 
 def _rows(config: Config) -> Rows:
@@ -85,8 +92,8 @@ def _rows(config: Config) -> Rows:
 
 @lru_cache(maxsize=1)
 def _read(path: Path, fraction: float, name: str) -> Rows:
-    read = read_jsonl(path, fraction)
-    return Rows(name, read.kind, read.train, read.test)
+    read = read_saved(path, fraction) if name.startswith("datasets:") else read_jsonl(path, fraction)
+    return replace(read, name=name)
 
 
 def _path(name: str) -> Path:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fsl_sage.config import Config, option
 from fsl_sage.errors import InputError
 
 
@@ -78,6 +79,13 @@ def refuse_long(texts: Sequence[Sequence[int]], places: Sequence[str], longest: 
                 f"The text in {place} has {len(tokens)} tokens, more than --data.sequence-length {longest}: give at "
                 "least as many, or --data.long-texts cut."
             )
+
+
+def refuse_image_options(config: Config) -> None:
+    """Refuse what has no meaning for texts."""
+    for name in ("augmentation", "image_size"):
+        if getattr(config.data, name) is not None:
+            raise InputError(f"{option(f'data.{name}')} is not for {config.data.name}, a set of texts: leave it out.")
 
 
 @dataclass(frozen=True)
