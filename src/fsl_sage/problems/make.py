@@ -1,8 +1,10 @@
 """From a configuration to its problem: one way for all engines. Only here is asked what kind of data a name means."""
 
 import inspect
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 from fsl_sage.config import DEFAULTS, Config, DataConfig, ModelConfig
 from fsl_sage.errors import InputError
@@ -34,7 +36,8 @@ def make_dry_problem(config: Config) -> Problem:
     """Shapes only; reads the data only where their sizes are not known and it is there."""
     kind = _check(config)
     if kind is None:
-        return _load_once(config.data, config.model, config.seed)
+        # What `cost` and a grid vary is left out, so that one problem serves them all.
+        return _own_once(replace(config, algorithm=Config.algorithm, options=None, rounds=Config.rounds, out=None))
     if kind is not ImageProblem:
         return known_texts(config) or _load_once(config.data, config.model, config.seed)
     return image_shapes(known_image_sizes(config) or _loaded_images(config).sizes)
@@ -51,18 +54,29 @@ def _load_once(data: DataConfig, model: ModelConfig, seed: int) -> Problem:
     return make_problem(replace(Config(), data=data, model=model, seed=seed))
 
 
+@lru_cache(maxsize=1)
+def _own_once(config: Config) -> Problem:
+    return _own_problem(config)
+
+
 def _own_problem(config: Config) -> Problem:
     """What MODULE:FACTORY gives: a problem of the user's own. It is called with the configuration if it takes one."""
     name = config.data.name
     factory = import_own(name, "--data.name")
     if not callable(factory):
         raise InputError(f"--data.name {name} is not a Problem, nor a function that makes one.")
-    takes_config = "config" in inspect.signature(factory).parameters
-    problem = factory(config=config) if takes_config else factory()
+    problem = factory(config=config) if _takes_config(factory) else factory()
     if not isinstance(problem, Problem):
         raise InputError(f"--data.name {name} gave a {type(problem).__name__}; it must give a fsl_sage.Problem.")
     problem.check(config)
     return problem
+
+
+def _takes_config(factory: Callable[..., Any]) -> bool:
+    try:
+        return "config" in inspect.signature(factory).parameters
+    except ValueError:  # a function that is not written in Python
+        return False
 
 
 def named(config: Config) -> Config:
@@ -74,8 +88,8 @@ def named(config: Config) -> Config:
 
 
 def is_text(config: Config) -> bool:
-    """Whether a language model learns to write."""
-    return kind_of_texts(config.data.name) == "prompts"
+    """Whether a language model learns to write what a meaning representation says: texts of E2E."""
+    return config.data.name in KNOWN_TEXTS
 
 
 def score_of(config: Config) -> Score:
