@@ -12,8 +12,6 @@ from fsl_sage.problems.images.sources import load_images
 from fsl_sage.problems.saved import open_saved
 from fsl_sage.problems.texts.rows import label_names, read_saved
 
-pytestmark = pytest.mark.filterwarnings("ignore:Cannot (locate|pickle)")  # what dill says to datasets
-
 
 @pytest.fixture
 def hf():
