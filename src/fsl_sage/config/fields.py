@@ -246,9 +246,10 @@ def default_config(data: str = DataConfig.name) -> Config:
 
 
 def brings_modules(config: Config) -> bool:
-    """Whether a run imports modules of the user's own."""
-    names = (config.algorithm, config.data.name, config.data.augmentation, config.model.name)
-    return any(is_own(name) for name in names)
+    """Whether a run imports modules of the user's own; a problem that was given as an object is named MODULE.CLASS."""
+    data = config.data.name
+    names = (config.algorithm, data, config.data.augmentation, config.model.name)
+    return any(is_own(name) for name in names) or ("." in data and ":" not in data)
 
 
 _RANGES: dict[str, Range] = {

@@ -1,4 +1,4 @@
-"""A problem of tensors in memory: regression, several labels at once, segmentation, tables; whatever is not built in."""
+"""A problem of tensors in memory: regression, several labels at once, segmentation, whatever is not built in."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
