@@ -174,7 +174,7 @@ def test_on_ray_it_has_the_same_bits(own, tiny):
     assert same_weights(here, given)
     images = {
         "data": {"augmentation": f"{own}:flip", "class_weights": "balanced"},
-        "model": {"name": f"{own}:classifier", "cut": "0"},
+        "model": {"name": f"{own}:classifier", "cut": "0", "auxiliary": "linear"},
     }
     same = [run(tiny(engine=engine, rounds=1, **images)) for engine in ("local", "ray")]
     assert same_weights(*same)

@@ -85,7 +85,7 @@ def test_by_restaurant_each_is_at_one_client(data: TextData) -> None:
 
 
 def test_images_have_no_restaurants() -> None:
-    with pytest.raises(InputError, match="restaurant is for e2e, not for cifar10"):
+    with pytest.raises(InputError, match="restaurant is not for cifar10-mini: give iid, dirichlet or shards"):
         Config(data=DataConfig(name="cifar10", partition="restaurant"))
 
 
