@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 RAW = ("config.json", "metrics.jsonl", "ledger.csv", "result.json", "classes.csv")
+BY_CLASS = "test_by_class.csv"
 REPORT = ("report/figures", "report/tables")
 
 
@@ -17,6 +18,8 @@ def collect(runs: Path, results: Path) -> int:
         target.mkdir(parents=True, exist_ok=True)
         for name in RAW:
             shutil.copy2(file.parent / name, target / name)
+        if (file.parent / BY_CLASS).exists():
+            shutil.copy2(file.parent / BY_CLASS, target / BY_CLASS)
         _hide_paths(target / "config.json")
         if (file.parent / "scores.json").exists():
             shutil.copy2(file.parent / "scores.json", target / "scores.json")

@@ -3,6 +3,16 @@
 >>> from fsl_sage import Config, run
 >>> result = run(Config(algorithm="fsl-sage", rounds=5))
 >>> print(result.best_score, result.directory)
+
+run, resume        train, and go on with an interrupted run
+compare, cost      many runs side by side; what a round moves, without training
+write_report       tables, figures and a page from the directories of finished runs
+Config and others  what a run is told; the same names as on the command line
+TensorProblem      what is learnt: tensors, a model, a loss and a score of your own
+Problem, Task      the same for what is not a pair of tensors: derive from them
+Algorithm          derive from it to write an algorithm
+Tracker            derive from it to be told of a run's progress: run(config, callbacks=[mine])
+split_model        cut any model in two; auxiliary and cut_points belong to it
 """
 
 from fsl_sage.algorithms import ALGORITHMS, Algorithm
@@ -11,6 +21,7 @@ from fsl_sage.config import (
     AlignmentConfig,
     Config,
     DataConfig,
+    LoRAConfig,
     ModelConfig,
     OptimizerConfig,
     default_config,
@@ -19,7 +30,9 @@ from fsl_sage.config import (
 from fsl_sage.errors import InputError, TrainingError
 from fsl_sage.experiment import Result, cost, resume, run
 from fsl_sage.models import MODELS
-from fsl_sage.problems import Batch, Problem, Score, Task, make_problem
+from fsl_sage.problems import Batch, Problem, Score, Task, TensorProblem, make_problem
+from fsl_sage.records.trackers import Tracker
+from fsl_sage.report.write import write_report
 from fsl_sage.split import auxiliary, cut_points, split_model
 from fsl_sage.wire.message import CutGradients, Message, Smashed
 
@@ -34,6 +47,7 @@ __all__ = [
     "CutGradients",
     "DataConfig",
     "InputError",
+    "LoRAConfig",
     "Message",
     "ModelConfig",
     "OptimizerConfig",
@@ -42,6 +56,8 @@ __all__ = [
     "Score",
     "Smashed",
     "Task",
+    "TensorProblem",
+    "Tracker",
     "TrainingError",
     "auxiliary",
     "compare",
@@ -53,4 +69,5 @@ __all__ = [
     "resume",
     "run",
     "split_model",
+    "write_report",
 ]

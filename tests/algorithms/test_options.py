@@ -121,7 +121,7 @@ def test_a_configuration_of_an_older_version_is_read(tmp_path):
 
 def seen_by_run(monkeypatch, *words):
     seen = []
-    monkeypatch.setattr(commands, "run", lambda config, trackers: seen.append(config) or pytest.exit("seen"))
+    monkeypatch.setattr(commands, "run", lambda config, callbacks: seen.append(config) or pytest.exit("seen"))
     with pytest.raises(pytest.exit.Exception):
         cli.main(["run", *words])
     return seen[0]

@@ -55,7 +55,7 @@ def test_help():
 @pytest.mark.parametrize("words", [["0,1,4"], ["0", "1", "4"], ["0,1", "4"]])
 def test_rounds_may_be_joined_by_commas(monkeypatch, words):
     seen = []
-    monkeypatch.setattr(commands, "run", lambda config, trackers: seen.append(config) or pytest.exit("seen"))
+    monkeypatch.setattr(commands, "run", lambda config, callbacks: seen.append(config) or pytest.exit("seen"))
     for args in (["--align-rounds", *words], [f"--align-rounds={','.join(words)}"]):
         with pytest.raises(pytest.exit.Exception):
             cli.main(["run", *args, "--rounds", "7"])
@@ -65,7 +65,7 @@ def test_rounds_may_be_joined_by_commas(monkeypatch, words):
 
 def test_the_defaults_are_those_of_the_data_that_the_options_name(monkeypatch):
     seen = []
-    monkeypatch.setattr(commands, "run", lambda config, trackers: seen.append(config) or pytest.exit("seen"))
+    monkeypatch.setattr(commands, "run", lambda config, callbacks: seen.append(config) or pytest.exit("seen"))
     for args in (["--data.name", "e2e"], ["--data.name", "e2e", "--optimizer.lr", "1e-3"], ["--preset", "paper"]):
         with pytest.raises(pytest.exit.Exception):
             cli.main(["run", *args])

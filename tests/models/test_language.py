@@ -26,10 +26,11 @@ from fsl_sage.models.factory import make_model
 from fsl_sage.models.foreign import convert_weights
 from fsl_sage.problems.base import Batch
 from fsl_sage.problems.parts import build_parts
-from fsl_sage.problems.texts.e2e import load_e2e, load_tokenizer
+from fsl_sage.problems.texts.e2e import load_e2e
 from fsl_sage.problems.texts.language_modelling import LanguageModelling
 from fsl_sage.problems.texts.problem import TextProblem
 from fsl_sage.problems.texts.texts import TextSizes
+from fsl_sage.problems.texts.tokens import load_tokenizer
 from fsl_sage.roles.replica import Slots, frozen_weights
 from fsl_sage.roles.work import Workbench
 from fsl_sage.split import split_model

@@ -61,7 +61,11 @@ def test_texts_that_are_not_here_have_sizes():
             Config(data=DataConfig(partition="restaurant")),
             "restaurant is not for cifar10-mini: give iid",
         ),
-        (Config(data=DataConfig("mine:Housing")), "mine:Housing is a problem of one's own"),
+        (Config(data=DataConfig("nowhere:Housing")), "--data.name nowhere:Housing cannot be imported: No module"),
+        (Config(data=DataConfig("math:pi")), "--data.name math:pi is not a Problem"),
+        (Config(data=DataConfig("time:time")), "time:time gave a float; it must give a fsl_sage.Problem"),
+        (Config(data=DataConfig("mine.Housing")), "'mine.Housing' is not a known set"),
+        (Config(data=DataConfig(partition="given")), "given is not for cifar10-mini: give iid"),
         (Config(data=DataConfig("cifar11")), "'cifar11' is not a known set"),
     ],
 )

@@ -114,7 +114,8 @@ class DataArguments:
     action: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="get|convert")]
     """get, or convert"""
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
-    """To get: cifar10, cifar100, or smollm2-135m, a language model. To convert: a directory with pytorch_model.bin."""
+    """To get: cifar10, cifar100, fashion-mnist, imdb, or a model: smollm2-135m, minilm-l6. To convert: a directory with
+    pytorch_model.bin."""
     dir: Path | None = None
     """Where to keep it (else $FSL_SAGE_DATA, else the user's cache directory)."""
 

@@ -38,9 +38,8 @@ from fsl_sage.errors import InputError, MissingExtra
 from fsl_sage.experiment import Result, cost, part_sizes, resume, run
 from fsl_sage.experiment.cuts import Limits, cuts_of
 from fsl_sage.models.foreign import convert_weights
-from fsl_sage.models.language import SMOLLM2
 from fsl_sage.problems.make import score_of
-from fsl_sage.problems.sources import fetch
+from fsl_sage.problems.sources import MODELS, fetch
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.report.write import write_report
 from fsl_sage.text.samples import SHOWN, make_samples, score_samples, write_samples
@@ -135,7 +134,7 @@ def data_command(args: Sequence[str]) -> None:
         )
     path = fetch(arguments.name, arguments.dir)
     OUT.print(f"{arguments.name} is in {path}", highlight=False, soft_wrap=True)
-    if arguments.name == SMOLLM2:
+    if arguments.name in MODELS:
         OUT.print(f"Use it with --model.name hf:{path.resolve()}", highlight=False, soft_wrap=True)
 
 

@@ -5,15 +5,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fsl_sage.algorithms import is_own, resolve
+from fsl_sage.algorithms import resolve
 from fsl_sage.compare.dry import check_setups
 from fsl_sage.compare.grid import Plan, make_grid, plan_runs
 from fsl_sage.compare.grid_run import GridRun, Watcher
 from fsl_sage.compare.placement import place
 from fsl_sage.compare.scheduler import locked, prepare, run_grid
-from fsl_sage.config import Config
+from fsl_sage.config import Config, brings_modules
 from fsl_sage.errors import InputError, TrainingError
 from fsl_sage.experiment import Result
+from fsl_sage.problems.make import named
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def compare(
     check_setups(plans)
     with locked(folder):
         runs = prepare(plans, folder)
-        own = any(is_own(plan.config.algorithm) for plan in plans)
+        own = any(brings_modules(plan.config) for plan in plans)
         with place(config, len(runs), jobs, own_modules=own) as (at_once, workers, start):
             run_grid(runs, at_once, workers, start, watcher or Watcher())
     return Comparison(
@@ -96,7 +97,7 @@ def plan_grid(
     """The runs that `compare` would run."""
     if config.engine == "ray":  # each run is on one machine of the cluster, and there it is a run like any other
         config = replace(config, engine="local", ray_address=None)
-    return plan_runs(config, make_grid(algorithms, seeds, alpha, vary))
+    return plan_runs(named(config), make_grid(algorithms, seeds, alpha, vary))
 
 
 def _result(run: GridRun) -> Result:

@@ -10,6 +10,7 @@ from fsl_sage.config.fields import (
     LoRAConfig,
     ModelConfig,
     OptimizerConfig,
+    brings_modules,
     default_config,
 )
 from fsl_sage.config.own_options import GivenOptions, all_options, defaults_of, given_options
@@ -45,6 +46,7 @@ __all__ = [
     "ModelConfig",
     "OptimizerConfig",
     "all_options",
+    "brings_modules",
     "check_ranges",
     "convert",
     "default_config",

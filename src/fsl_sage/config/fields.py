@@ -8,6 +8,7 @@ from typing import Any, Literal
 from fsl_sage.config.own_options import GivenOptions
 from fsl_sage.config.ranges import ABOVE_ZERO, BELOW_ONE, FROM_ZERO, RATE, WHOLE, Range, check_ranges
 from fsl_sage.errors import InputError
+from fsl_sage.own_modules import is_own
 
 
 @dataclass(frozen=True)
@@ -15,27 +16,39 @@ class DataConfig:
     """What the clients learn from, and how it is divided among them."""
 
     name: str = "cifar10-mini"
-    """cifar10-mini (in the package), cifar10, cifar100, npz:PATH, or e2e: text, for a language model."""
+    """cifar10-mini (in the package), cifar10, cifar100, fashion-mnist; imdb or e2e, texts; files of your own:
+    folder:PATH, npz:PATH, jsonl:PATH, datasets:PATH; or MODULE:FACTORY, a problem of your own."""
     dir: Path | None = None
     """Where data sets are kept (else $FSL_SAGE_DATA, else the user's cache directory)."""
-    partition: Literal["iid", "dirichlet", "shards", "restaurant"] = "iid"
-    """How the training examples are divided among the clients; restaurant (e2e): all texts on one at one client."""
+    partition: Literal["iid", "dirichlet", "shards", "restaurant", "given"] = "iid"
+    """How the training examples are divided among the clients; restaurant (e2e): all texts on one at one client;
+    given: as the data are, by the folders clients/0, clients/1, … of folder:PATH (which is the default there)."""
     alpha: float = 1.0
     """Dirichlet parameter, 0.01 to 1e4: the smaller, the more the clients' classes differ."""
     shards_per_client: int = 2
     """With `shards`: how many label-sorted shards each client gets."""
     augment: bool = True
     """Random flips and crops of the training images."""
+    augmentation: str | None = None
+    """MODULE:FUNCTION, an augmentation of your own in the place of flips and crops: from a batch of images
+    [B, C, H, W] and a torch.Generator to as many images."""
+    image_size: int | None = None
+    """folder: and datasets: only: pictures are scaled and cropped to so many pixels a side; needed where their sizes
+    differ."""
+    class_weights: str | None = None
+    """Weights of the classes in the training loss: balanced, or a number for each with commas between them."""
     train_images: int | None = None
     """Use only this many training images (texts), balanced over the classes (restaurants)."""
     test_images: int | None = None
     """Use only this many test images (texts), balanced over the classes (restaurants)."""
     test_fraction: float = 0.2
-    """The part of an .npz without x_test that is kept for testing."""
+    """The part of a set without test examples that is kept for testing."""
     tokenizer: Path | None = None
     """Text only: the directory of a tokenizer of transformers (that of hf:PATH if not given)."""
     sequence_length: int = 512
-    """Text only: longer texts are cut off after this many tokens."""
+    """Text only: the greatest number of tokens of a text."""
+    long_texts: Literal["cut", "refuse"] | None = None
+    """Text only: longer texts are cut off, or refused; if not given, those of e2e and imdb are cut off."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +56,11 @@ class ModelConfig:
     """The model, where it is cut, and the auxiliary."""
 
     name: str = "resnet18"
-    """resnet18, small-cnn, hf:ARCHITECTURE or hf:PATH (transformers), or MODULE:FACTORY, your own. With text data an
-    hf: model is a causal language model, which is trained by LoRA; hf:PATH brings its weights and its tokenizer."""
+    """resnet18, small-cnn, hf:ARCHITECTURE or hf:PATH (transformers), or MODULE:FACTORY, your own. On texts with labels
+    an hf: model is a sequence classifier; on other texts it is a causal language model, which is trained by LoRA.
+    hf:PATH brings its weights and its tokenizer."""
+    frozen: tuple[str, ...] = ()
+    """Modules or weights that are not trained, by name, such as bert.embeddings; they travel once, before round 0."""
     cut: str | None = None
     """The last module at the client; the model's usual cut if not given. FIRST,SECOND: a U-shape, whose part after
     SECOND, the head, is at the client too, so that labels stay (splitfed-ms, splitfed-ss, sl, adaptsfl, fedavg)."""
@@ -260,12 +276,21 @@ class Config:
 
 
 DEFAULTS: dict[str, Callable[[str], Config]] = {}
-"""By the name of a data set, what makes its defaults, where they differ; the room that knows the data enters it."""
+"""By the name of a data set, or by the kind of it (`folder:`), what makes its defaults where they differ. The room that
+knows the data enters it."""
 
 
 def default_config(data: str = DataConfig.name) -> Config:
     """The defaults for a data set: those above, unless it has its own, as the texts of E2E have."""
-    return DEFAULTS[data](data) if data in DEFAULTS else Config()
+    make = DEFAULTS.get(data) or DEFAULTS.get(data.partition(":")[0] + ":")
+    return make(data) if make else Config()
+
+
+def brings_modules(config: Config) -> bool:
+    """Whether a run imports modules of the user's own; a problem that was given as an object is named MODULE.CLASS."""
+    data = config.data.name
+    names = (config.algorithm, data, config.data.augmentation, config.model.name)
+    return any(is_own(name) for name in names) or ("." in data and ":" not in data)
 
 
 _RANGES: dict[str, Range] = {
@@ -289,6 +314,7 @@ _RANGES: dict[str, Range] = {
     "data.train_images": WHOLE,
     "data.test_images": WHOLE,
     "data.test_fraction": ("a fraction between 0 and 1", 1e-6, 1 - 1e-6),
+    "data.image_size": WHOLE,
     "data.sequence_length": ("a whole number from 4 up", 4, 2**31 - 1),
     "lora.rank": WHOLE,
     "lora.alpha": RATE,

@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from fsl_sage.algorithms import ALGORITHMS, find_modules_in, make_algorithm, resolve
+from fsl_sage.algorithms import ALGORITHMS, make_algorithm, resolve
 from fsl_sage.config import Config, from_dict, to_dict
 from fsl_sage.errors import InputError
+from fsl_sage.own_modules import find_modules_in
+from fsl_sage.problems.classification import BALANCED
 from fsl_sage.problems.images.sites import ImageTerms
 from fsl_sage.reading import read_json
 from fsl_sage.records.files import write_json
@@ -49,6 +51,12 @@ def check(config: Config, agreement: Agreement) -> None:
         raise InputError(
             "--order arrival cannot run on Flower, where uploads come at the end of a round: give interleaved."
         )
+    if config.data.class_weights == BALANCED:
+        raise InputError(
+            "--data.class-weights balanced cannot run on Flower, where nobody knows all labels: give the weights."
+        )
+    if config.data.augmentation is not None:
+        raise InputError("--data.augmentation cannot run on Flower, whose sites do not have its module: leave it out.")
     if len(agreement.examples) != config.clients or min(agreement.examples) < 2:
         raise InputError(
             f"The numbers of images {list(agreement.examples)} do not fit --clients {config.clients}: "

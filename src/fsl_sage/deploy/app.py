@@ -15,7 +15,7 @@ from fsl_sage.errors import InputError
 from fsl_sage.models import check_model_name
 from fsl_sage.problems.images.images import Images
 from fsl_sage.problems.images.problem import ImageProblem
-from fsl_sage.problems.images.sites import load_server_data
+from fsl_sage.problems.images.sites import kind_of_pixels, load_server_data
 
 PACKAGE = "fsl_sage_app"
 
@@ -120,7 +120,8 @@ def agree(config: Config, examples: tuple[int, ...] | None) -> tuple[Agreement, 
     data = load_server_data(config)
     shares = [] if examples else [data.train.subset(indices) for indices in ImageProblem(data).divide(config)]
     counts = examples or tuple(len(share) for share in shares)
-    return Agreement(data.sizes.image, data.classes, data.mean, data.std, counts), shares
+    terms = (data.sizes.image, data.classes, data.mean, data.std, kind_of_pixels(data.train))
+    return Agreement(*terms, examples=counts), shares
 
 
 def write_sites(directory: Path, shares: list[Images], agreement: Agreement) -> list[Path]:

@@ -144,7 +144,7 @@ class Engine(ABC):
         return {}
 
     @abstractmethod
-    def evaluate(self, parts: Parts) -> dict[str, float]:
+    def evaluate(self, parts: Parts) -> dict[str, Any]:
         """Metrics of the merged model on the test set."""
 
     @abstractmethod

@@ -121,7 +121,7 @@ class DryEngine(Engine):
         modules = [self.setup.modules[part] for part in self.setup.algorithm.trained_in(t)]
         return sum(weight.numel() for module in modules for weight in module.parameters() if weight.requires_grad)
 
-    def evaluate(self, parts: Parts) -> dict[str, float]:
+    def evaluate(self, parts: Parts) -> dict[str, Any]:
         """Nothing was computed."""
         return {}
 

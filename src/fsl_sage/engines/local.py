@@ -103,7 +103,7 @@ class LocalEngine(Engine):
         """Clients that failed in this round, and why."""
         return self._failures.told()
 
-    def evaluate(self, parts: Parts) -> dict[str, float]:
+    def evaluate(self, parts: Parts) -> dict[str, Any]:
         """The test set's batches are shared out among the workers."""
         return evaluate(self.setup.settings, parts, self._threads.spread)
 

@@ -110,14 +110,14 @@ def check_finite(update: Update) -> None:
             raise DivergedError(f"'{path}' became infinite or NaN. {REMEDY}")
 
 
-def evaluate(settings: Settings, parts: Parts, spread: SpreadOver) -> dict[str, float]:
+def evaluate(settings: Settings, parts: Parts, spread: SpreadOver) -> dict[str, Any]:
     """Metrics of the merged model: the test set's batches are shared out among the workers and summed in order."""
     scores = spread(_score, parts, range(settings.task.test_batches()))
     return settings.task.summarise({name: sum(part[name] for part in scores) for name in scores[0]})
 
 
 @torch.no_grad()
-def _score(workbench: Workbench, settings: Settings, parts: Parts, index: int) -> dict[str, float]:
+def _score(workbench: Workbench, settings: Settings, parts: Parts, index: int) -> dict[str, Any]:
     order = [part for part in ("client", "server", "head") if part in parts]
     client, *others = (Replica(workbench.slots[part], parts[part], None).module().eval() for part in order)
     batch = settings.task.test_batch(index)

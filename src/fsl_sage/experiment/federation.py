@@ -182,7 +182,7 @@ class Federation:
             return []
         return [part for part in algorithm.averaged if part not in algorithm.averaged_in(self._round)]
 
-    def evaluate(self) -> dict[str, float]:
+    def evaluate(self) -> dict[str, Any]:
         """Metrics of the merged model; where clients keep parts or statistics, the mean over them each with its own."""
         weights = self.newest_weights()
         scores = self._evaluate(weights)
@@ -191,11 +191,11 @@ class Federation:
             scores |= {f"{name}_recalibrated": score for name, score in again.items()}
         return scores
 
-    def _evaluate(self, weights: Parts) -> dict[str, float]:
+    def _evaluate(self, weights: Parts) -> dict[str, Any]:
         if not self.setup.settings.stays_local and not self.setup.algorithm.own_parts:
             return self.engine.evaluate(weights)
         scores = [self.engine.evaluate(_overlay(weights, own)) for own in self.engine.local_tensors().values()]
-        return {name: sum(score[name] for score in scores) / len(scores) for name in scores[0]}
+        return {name: _mean([score[name] for score in scores]) for name in scores[0]}
 
     def merged(self) -> Tensors:
         """The ordinary unsplit model's state; statistics that stay local are represented by their average.
@@ -232,6 +232,13 @@ class Federation:
         self.engine.load_state(below("engine/", tensors))
         self._round = int(values["rounds"]) - 1
         return self._round + 1
+
+
+def _mean(values: Sequence[Any]) -> Any:
+    """The mean of a metric over clients; of one that is a list, entry by entry, None where it is not known."""
+    if isinstance(values[0], list):
+        return [_mean(entries) for entries in zip(*values, strict=True)]
+    return None if None in values else sum(values) / len(values)
 
 
 def _overlay(weights: Parts, own: Parts) -> dict[str, Tensors]:

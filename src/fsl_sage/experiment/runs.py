@@ -21,7 +21,7 @@ from fsl_sage.experiment.federation import Federation, draw_cohort
 from fsl_sage.experiment.setup import check_config, make_setup
 from fsl_sage.models import save_adapters
 from fsl_sage.problems.base import Problem
-from fsl_sage.problems.make import make_problem
+from fsl_sage.problems.make import make_problem, named
 from fsl_sage.problems.score import ACCURACY, Score
 from fsl_sage.records.figures import classes_figure, score_figure
 from fsl_sage.records.run_directory import RunDirectory
@@ -60,27 +60,38 @@ class Result:
         """The best headline score, by the name that it has for images and texts."""
         return self.best_score
 
+    def frame(self) -> Any:
+        """The metrics as a DataFrame of pandas, a row for each round, if pandas is installed."""
+        try:
+            from pandas import DataFrame
+        except ImportError:
+            raise InputError("Result.frame() needs pandas: pip install pandas. Result.metrics is a list.") from None
+        return DataFrame(self.metrics).set_index("round")
+
     @property
     def model_file(self) -> Path:
         """The final merged weights, for the ordinary unsplit model."""
         return RunDirectory(self.directory).model_file
 
 
-def run(config: Config, trackers: Sequence[Tracker] = (), *, problem: Problem | None = None) -> Result:
+def run(config: Config, callbacks: Sequence[Tracker] = (), *, problem: Problem | None = None) -> Result:
     """Train from the beginning, in a new run directory.
 
     Args:
         config: Everything that decides the run.
-        trackers: Told of its progress.
+        callbacks: Told when the run starts, after every round, and when it ends.
         problem: What is learnt, if it is not what `config.data` and `config.model` name. The configuration is recorded
             with the problem's own name; to resume the run, the same problem must be given.
+
+    Returns:
+        The finished run: its directory, its metrics round by round, and which rule ended it.
     """
-    config = resolve(config if problem is None else problem.named(config))
+    config = resolve(named(config) if problem is None else problem.named(config))
     directory = RunDirectory.at(config)
     with directory.held():
         directory.begin(config)
         try:
-            return play(directory, config, trackers, problem)
+            return play(directory, config, callbacks, problem)
         except InputError:
             directory.abandon()  # so that the corrected command may use the same directory
             raise
@@ -88,7 +99,7 @@ def run(config: Config, trackers: Sequence[Tracker] = (), *, problem: Problem | 
 
 def resume(
     path: Path,
-    trackers: Sequence[Tracker] = (),
+    callbacks: Sequence[Tracker] = (),
     workers: int | None = None,
     *,
     problem: Problem | None = None,
@@ -98,7 +109,7 @@ def resume(
 
     Args:
         path: The run's directory.
-        trackers: Told of its progress.
+        callbacks: Told when the run starts, after every round, and when it ends.
         workers: Clients that train side by side; never changes a number.
         problem: The problem that the run was started with, if one was given.
         changes: Other options that decide no number, such as `engine` or `ray_address`.
@@ -117,7 +128,7 @@ def resume(
     with directory.held():
         if directory.finished():  # by another process, just now
             raise _is_finished(directory)
-        return play(directory, replace(config, **changes), trackers, problem)
+        return play(directory, replace(config, **changes), callbacks, problem)
 
 
 def _is_finished(directory: RunDirectory) -> InputError:
@@ -127,19 +138,19 @@ def _is_finished(directory: RunDirectory) -> InputError:
 def play(
     directory: RunDirectory,
     config: Config,
-    trackers: Sequence[Tracker],
+    callbacks: Sequence[Tracker],
     problem: Problem | None = None,
     build: Build | None = None,
 ) -> Result:
     """The run of a directory, from its last checkpoint to the end; `build` makes roles that are not all here."""
     with directory.held():
-        return _play(directory, config, trackers, problem, build)
+        return _play(directory, config, callbacks, problem, build)
 
 
 def _play(
     directory: RunDirectory,
     config: Config,
-    trackers: Sequence[Tracker],
+    callbacks: Sequence[Tracker],
     problem: Problem | None,
     build: Build | None,
 ) -> Result:
@@ -154,11 +165,11 @@ def _play(
     with directory.writing():
         directory.save_score(score)
     federation, metrics = _restore(directory, config, problem, build)
-    trackers = [*trackers, *(TRACKERS[name]() for name in config.track)]
+    callbacks = [*callbacks, *(TRACKERS[name]() for name in config.track)]
     lost = -1
     try:
-        for tracker in trackers:
-            tracker.start(config, directory.path, metrics)
+        for callback in callbacks:
+            callback.start(config, directory.path, metrics)
         # 2. The rounds, until a stop rule is met.
         while True:
             t = len(metrics)
@@ -178,17 +189,18 @@ def _play(
                 federation.engine.close()
                 federation, metrics = _restore(directory, config, problem, build)
                 continue
-            for tracker in trackers:
-                tracker.round(metrics[-1])
+            for callback in callbacks:
+                callback.round(metrics[-1])
         # 3. The final model, the figure, the result.
         colour = colour_of(config.algorithm)
         result = _summary(metrics, score, stopped)
         with directory.writing():
             score_figure(directory.figure(score), metrics, score, config.algorithm, colour)
+            directory.save_by_class(metrics[-1], problem.classes)
             save_adapters(directory.adapter, config.model.name, config.lora, model)
             directory.finish(model, result, keep_checkpoint=config.keep_checkpoint)
-        for tracker in trackers:
-            tracker.finish(result)
+        for callback in callbacks:
+            callback.finish(result)
         if "remark" in result:
             warn(result["remark"], RunWarning, stacklevel=2)
     finally:
@@ -270,10 +282,10 @@ def _timed_round(federation: Federation, t: int, score: Score, metrics: list[dic
     return {"round": t, **scores, **played, **moved, "seconds": seconds, "elapsed_seconds": elapsed}
 
 
-def _finite(scores: dict[str, float], t: int) -> dict[str, float]:
+def _finite(scores: dict[str, Any], t: int) -> dict[str, Any]:
     """Refuse a model that gives no number: it must not reach a checkpoint."""
     for name, value in scores.items():
-        if not np.isfinite(value):
+        if not isinstance(value, list) and not np.isfinite(value):
             raise TrainingError(
                 f"The {name.replace('_', ' ')} became {value} in round {t}. A lower --optimizer.lr usually helps; "
                 "the last checkpoint is kept."

@@ -1,6 +1,5 @@
 """From a model's name to the model: a built-in one, a Hugging Face architecture, or anyone's own factory."""
 
-import importlib
 import inspect
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ from fsl_sage.models.foreign import LOCAL, LOCAL_WEIGHTS, check_weights, has_wei
 from fsl_sage.models.language import blocks_name, is_language_model
 from fsl_sage.models.resnet import ResNet18
 from fsl_sage.models.small_cnn import SmallCNN
+from fsl_sage.own_modules import import_own
 
 MODELS: dict[str, Callable[[int, int], nn.Module]] = {"resnet18": ResNet18, "small-cnn": SmallCNN}
 """Each takes the number of classes and of image channels."""
@@ -61,11 +61,7 @@ def usual_auxiliary(model: nn.Module) -> str:
 
 
 def _own(name: str, offered: dict[str, int]) -> nn.Module:
-    module_name, _, attribute = name.partition(":")
-    try:
-        factory = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InputError(f"--model.name {name} cannot be imported: {error}.") from None
+    factory = import_own(name, "--model.name")
     wanted = inspect.signature(factory).parameters
     model = factory(**{key: value for key, value in offered.items() if key in wanted})
     if not isinstance(model, nn.Module):

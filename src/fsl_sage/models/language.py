@@ -10,7 +10,7 @@ real token's output is does not depend on the padding, and the padding's own out
 nothing but hidden states crosses a cut.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,8 @@ from fsl_sage.config.directories import data_directory
 from fsl_sage.errors import InputError, MissingExtra
 from fsl_sage.models.foreign import LOCAL, LOCAL_WEIGHTS, check_weights
 
-SMOLLM2 = "smollm2-135m"
-"""A small pretrained model that `fsl-sage data get` fetches."""
+SMOLLM2, MINILM = "smollm2-135m", "minilm-l6"
+"""Small pretrained models that `fsl-sage data get` fetches: one that writes, and one that reads."""
 ADAPTER = "default"
 """peft's name of the adapter, which stands in the names of its weights."""
 
@@ -44,36 +44,81 @@ def make_language_model(name: str, lora: LoRAConfig, vocabulary: int = 0) -> nn.
     It must have at least `vocabulary` tokens.
     """
     model = make_base_model(name)
-    if model.config.vocab_size < vocabulary:
-        raise InputError(
-            f"The tokenizer has {vocabulary} tokens and {name} {model.config.vocab_size}: give --data.tokenizer, the "
-            "directory of the model's own."
-        )
+    _check_vocabulary(name, vocabulary, model.config.vocab_size)
     return add_adapters(model, lora, name)
+
+
+def _check_vocabulary(name: str, wanted: int, known: int) -> None:
+    if known < wanted:
+        raise InputError(
+            f"The tokenizer has {wanted} tokens and {name} {known}: give --data.tokenizer, the directory of the "
+            "model's own."
+        )
 
 
 def make_base_model(name: str) -> Any:
     """The model as it was before any training, float32."""
+    return _make(name, "AutoModelForCausalLM", "writes text")
+
+
+def make_text_classifier(name: str, classes: int, vocabulary: int, length: int, padding: int) -> nn.Module:
+    """The sequence classifier `hf:PATH` with its weights, or `hf:ARCHITECTURE` with random ones; all of it is trained.
+
+    Args:
+        name: As --model.name.
+        classes: The number of classes; a head for them is drawn where the directory has none.
+        vocabulary: The number of tokens that it must know.
+        length: The number of tokens that it must read.
+        padding: The token that stands behind the end of a text.
+    """
+
+    def fit(config: Any) -> None:
+        config.num_labels = classes
+        config.problem_type = "single_label_classification"
+        config.pad_token_id = padding
+        config.use_cache = False
+        _check_vocabulary(name, vocabulary, config.vocab_size)
+        most = getattr(config, "max_position_embeddings", None)
+        if most is not None and length > most:
+            raise InputError(
+                f"Texts of {length} tokens are too long for --model.name {name}, which reads {most}: give "
+                f"--data.sequence-length {most} and --data.long-texts cut."
+            )
+
+    made: nn.Module = _make(
+        name, "AutoModelForSequenceClassification", "classifies texts", fit, ignore_mismatched_sizes=True
+    )
+    return made
+
+
+def _make(name: str, form: str, does: str, fit: Callable[[Any], None] = lambda config: None, **more: Any) -> Any:
+    """A model of transformers, float32.
+
+    Args:
+        name: As --model.name.
+        form: The class of transformers that gives it the right head.
+        does: What that head does, for errors.
+        fit: Sets in its configuration what follows from the data.
+        more: Options for a model with weights.
+    """
     _check_name(name)
     path = model_path(name)
     config = _config(name.removeprefix("hf:"), path)
-    from transformers import AutoModelForCausalLM
+    fit(config)
+    import transformers
 
+    auto = getattr(transformers, form)
     given = path if torch.get_default_device().type != "meta" else None
     if given is not None:
         check_weights(given)
     with _quiet():
         try:
             if given is not None:
-                options = {"config": config, "dtype": torch.float32, **LOCAL_WEIGHTS}
-                loaded = AutoModelForCausalLM.from_pretrained(given, **options)
-            else:
-                options = {"dtype": torch.float32, "trust_remote_code": False}
-                loaded = AutoModelForCausalLM.from_config(config, **options)  # type: ignore[no-untyped-call]
+                return auto.from_pretrained(given, config=config, dtype=torch.float32, **LOCAL_WEIGHTS, **more)
+            return auto.from_config(config, dtype=torch.float32, trust_remote_code=False)
         except (ValueError, OSError) as error:
             reason = str(error).split("\n")[0].split(".")[0]
-            raise InputError(f"--model.name {name} has no form that writes text: {reason}") from None
-    return loaded
+            raise InputError(f"--model.name {name} has no form that {does}: {reason}") from None
 
 
 def _check_name(name: str) -> None:
@@ -114,7 +159,7 @@ def _config(what: str, path: Path | None) -> Any:
         return AutoConfig.for_model(architecture, **sizes)
     except (ValueError, OSError) as error:
         reason = str(error).split("\n")[0].split(". Should")[0][:200]
-        hint = f"get it by 'fsl-sage data get {what}'" if what == SMOLLM2 else reason
+        hint = f"get it by 'fsl-sage data get {what}'" if what in (SMOLLM2, MINILM) else reason
         raise InputError(f"--model.name hf:{what} is neither an architecture nor a directory: {hint}") from None
 
 

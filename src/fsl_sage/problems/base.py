@@ -71,12 +71,15 @@ class Task(ABC):
         """How many loss terms (samples, or tokens) the mean of `loss` is taken over."""
 
     @abstractmethod
-    def score(self, output: Any, target: Mapping[str, Tensor]) -> dict[str, float]:
-        """Sums over a test batch that `summarise` turns into metrics."""
+    def score(self, output: Any, target: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Sums over a test batch, numbers or tensors, that `summarise` turns into metrics."""
 
     @abstractmethod
-    def summarise(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """The test set's metrics from the sums of its batches: the headline score, and `test_loss` if there is one."""
+    def summarise(self, sums: Mapping[str, Any]) -> dict[str, Any]:
+        """The test set's metrics from the sums of its batches: the headline score, and `test_loss` if there is one.
+
+        A metric is a number. One called `test_class_…` is a list with a number, or None, for each class.
+        """
 
 
 class Problem(ABC):
@@ -102,16 +105,20 @@ class Problem(ABC):
     @property
     def name(self) -> str:
         """What the problem is called in reports."""
-        return f"{type(self).__module__}:{type(self).__qualname__}"
+        return f"{type(self).__module__}.{type(self).__qualname__}"
+
+    @classmethod
+    def accepted_partitions(cls, config: Config) -> tuple[str, ...]:
+        """The values of --data.partition that make sense for the data that the configuration names."""
+        return cls.partitions
 
     @classmethod
     def check(cls, config: Config) -> None:
         """Refuse, before anything slow, options that make no sense here."""
-        if config.data.partition not in cls.partitions:
-            raise InputError(
-                f"--data.partition {config.data.partition} is not for {config.data.name}: "
-                f"give {' or '.join([', '.join(cls.partitions[:-1]), cls.partitions[-1]])}."
-            )
+        accepted = cls.accepted_partitions(config)
+        if config.data.partition not in accepted:
+            words = " or ".join([", ".join(accepted[:-1]), accepted[-1]] if len(accepted) > 1 else accepted)
+            raise InputError(f"--data.partition {config.data.partition} is not for {config.data.name}: give {words}.")
         cls.score.check_target(config.target_accuracy, "--target-accuracy")
 
     @property

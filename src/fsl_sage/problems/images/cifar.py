@@ -1,7 +1,6 @@
 """CIFAR-10 and CIFAR-100 as they are officially distributed: pickled batches, in a folder or in its archive."""
 
-import tarfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import numpy as np
 import torch
 
 from fsl_sage.errors import InputError
+from fsl_sage.problems.download import read_members
 from fsl_sage.problems.images.images import KNOWN_SIZES, ImageData, Images
 from fsl_sage.problems.images.npz import images_in, read_arrays
 from fsl_sage.problems.images.unpickling import unpickle_batch
@@ -106,18 +106,6 @@ def read_archive(cifar: Cifar, archive: Path) -> ImageData:
     """The set from the official archive, whose checksum has been verified."""
     members = read_members(archive, [f"{cifar.folder}/{file}" for file in cifar.files])
     return _read_batches(cifar, lambda file: members[f"{cifar.folder}/{file}"], archive)
-
-
-def read_members(archive: Path, names: Collection[str]) -> dict[str, bytes]:
-    """The named regular files of a tar archive, read in one pass; nothing of it is extracted to the disk."""
-    found = {}
-    with tarfile.open(archive) as tar:
-        for member in tar:
-            if member.name in names and member.isfile() and (file := tar.extractfile(member)) is not None:
-                found[member.name] = file.read()
-    if missing := sorted(set(names) - set(found)):
-        raise InputError(f"{archive} lacks {', '.join(missing)}: download it again")
-    return found
 
 
 def stack_images(pixels: Sequence[np.ndarray], labels: Sequence[int] | np.ndarray) -> Images:

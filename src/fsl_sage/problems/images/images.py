@@ -1,4 +1,4 @@
-"""Images in memory: one uint8 tensor for a whole set, and what a set says about itself."""
+"""Images in memory: one tensor for a whole set, and what a set says about itself."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from fsl_sage.errors import InputError
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """Labelled images: `x` uint8 [N, C, H, W], `y` int64 [N]."""
+    """Labelled images: `x` uint8 or float32 [N, C, H, W], `y` int64 [N]."""
 
     x: Tensor
     y: Tensor
 
     def __post_init__(self) -> None:
-        if self.x.dtype != torch.uint8 or self.x.dim() != 4:
-            raise InputError(f"images are uint8 [N, C, H, W], not {self.x.dtype} {list(self.x.shape)}")
+        if self.x.dtype not in (torch.uint8, torch.float32) or self.x.dim() != 4:
+            raise InputError(f"images are uint8 or float32 [N, C, H, W], not {self.x.dtype} {list(self.x.shape)}")
         if self.y.dtype != torch.int64 or self.y.dim() != 1:
             raise InputError(f"labels are int64 [N], not {self.y.dtype} {list(self.y.shape)}")
         if len(self.x) != len(self.y):
@@ -46,6 +46,8 @@ class Sizes:
     classes: int
     image: tuple[int, int, int]
     """Channels, height, width."""
+    shares: tuple[int, ...] = ()
+    """For each client the number of its training images, where the data say who has which."""
 
     def example(self, batch: int, device: torch.device | str) -> Tensor:
         """Inputs of a model, to see what it does."""
@@ -56,7 +58,7 @@ class Sizes:
 
 @dataclass(frozen=True, eq=False)
 class ImageData:
-    """A training and a test set. `mean` and `std` are those of x/255, per channel."""
+    """A training and a test set. `mean` and `std` are those of x, per channel; of uint8 images those of x/255."""
 
     name: str
     train: Images
@@ -64,6 +66,8 @@ class ImageData:
     classes: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    shares: tuple[Tensor, ...] = ()
+    """For each client the numbers of its training images, int64, where the data say who has which."""
 
     def __post_init__(self) -> None:
         channels, train, test = len(self.mean), self.train.x.shape[1:], self.test.x.shape[1:]
@@ -85,12 +89,14 @@ class ImageData:
     @property
     def sizes(self) -> Sizes:
         channels, height, width = self.train.x.shape[1:]
-        return Sizes(len(self.train), len(self.test), len(self.classes), (channels, height, width))
+        shares = tuple(len(share) for share in self.shares)
+        return Sizes(len(self.train), len(self.test), len(self.classes), (channels, height, width), shares)
 
 
 KNOWN_SIZES: dict[str, Sizes] = {
     "cifar10-mini": Sizes(5_000, 1_000, 10, (3, 32, 32)),
     "cifar10": Sizes(50_000, 10_000, 10, (3, 32, 32)),
     "cifar100": Sizes(50_000, 10_000, 100, (3, 32, 32)),
+    "fashion-mnist": Sizes(60_000, 10_000, 10, (1, 28, 28)),
 }
 """The built-in sets, for who wants their sizes without loading them."""

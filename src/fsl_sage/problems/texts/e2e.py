@@ -14,9 +14,10 @@ import numpy as np
 import torch
 
 from fsl_sage.config.directories import data_directory
-from fsl_sage.errors import InputError, MissingExtra
+from fsl_sage.errors import InputError
 from fsl_sage.problems.sampling import balanced_indices
 from fsl_sage.problems.texts.texts import TextData, Texts
+from fsl_sage.problems.texts.tokens import encode, load_tokenizer
 from fsl_sage.seeding import numpy_generator
 
 FILES = {"training": "trainset.csv", "test": "testset_w_refs.csv", "dev": "devset.csv"}
@@ -127,36 +128,15 @@ def _grouped(rows: Sequence[Row]) -> list[Meaning]:
     return [Meaning(meaning, tuple(texts)) for meaning, texts in references.items()]
 
 
-def load_tokenizer(path: Path) -> Any:
-    """A tokenizer of transformers, from a directory of this machine."""
-    try:
-        from transformers import AutoTokenizer
-    except ImportError:
-        raise MissingExtra("--data.name e2e", "llm") from None
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path.expanduser(), local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        reason = str(error).split("\n")[0][:200]
-        raise InputError(f"{path} does not hold a tokenizer: {reason}") from None
-    if tokenizer.eos_token_id is None:
-        raise InputError(f"the tokenizer in {path} has no token for the end of a text: take another")
-    return tokenizer
-
-
 def encode_prompts(tokenizer: Any, meanings: Sequence[str]) -> list[list[int]]:
     """The prompts that stand before the texts, as tokens: the meaning representation and a mark."""
-    return _encode(tokenizer, [f"{meaning} ||" for meaning in meanings], special=True)
-
-
-def _encode(tokenizer: Any, texts: Sequence[str], *, special: bool) -> list[list[int]]:
-    tokens: list[list[int]] = tokenizer(list(texts), add_special_tokens=special)["input_ids"]
-    return tokens
+    return encode(tokenizer, [f"{meaning} ||" for meaning in meanings], special=True)
 
 
 def _tokenise(tokenizer: Any, rows: Sequence[Row], restaurants: Sequence[str]) -> Texts:
     distinct = list(dict.fromkeys(row.meaning for row in rows))
     prompts = dict(zip(distinct, encode_prompts(tokenizer, distinct), strict=True))
-    completions = _encode(tokenizer, [f" {row.text}" for row in rows], special=False)
+    completions = encode(tokenizer, [f" {row.text}" for row in rows], special=False)
     number = {name: place for place, name in enumerate(restaurants)}
     return Texts.of(
         [prompts[row.meaning] for row in rows],

@@ -1,5 +1,8 @@
 """Texts as a problem: what a language model should write."""
 
+from pathlib import Path
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -9,7 +12,9 @@ from fsl_sage.models import make_language_model, tokenizer_path, usual_cut
 from fsl_sage.problems.base import Problem
 from fsl_sage.problems.texts.e2e import find_e2e, load_e2e
 from fsl_sage.problems.texts.language_modelling import LanguageModelling
-from fsl_sage.problems.texts.texts import KNOWN_TEXTS, TextData, TextSizes
+from fsl_sage.problems.texts.rows import Rows, choose
+from fsl_sage.problems.texts.texts import KNOWN_TEXTS, TextData, Texts, TextSizes, refuse_image_options, refuse_long
+from fsl_sage.problems.texts.tokens import encode, load_tokenizer
 
 SMOOTHING = 0.1
 """Label smoothing if none is given, as in the LoRA paper."""
@@ -18,7 +23,18 @@ SMOOTHING = 0.1
 class TextProblem(Problem):
     """Prompts with completions, and a causal language model that learns the completions."""
 
-    partitions = (*Problem.partitions, "restaurant")
+    @classmethod
+    def accepted_partitions(cls, config: Config) -> tuple[str, ...]:
+        """Only texts of E2E say what they are about."""
+        return (*cls.partitions, "restaurant") if config.data.name in KNOWN_TEXTS else ("iid",)
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        """There are no classes here, and no images."""
+        super().check(config)
+        refuse_image_options(config)
+        if config.data.class_weights is not None:
+            raise InputError(f"--data.class-weights is not for {config.data.name}, which has no classes: leave it out.")
 
     def __init__(self, data: TextData | None, sizes: TextSizes) -> None:
         """Without data only the sizes are known, and every text is taken to be as long as can be."""
@@ -36,9 +52,11 @@ class TextProblem(Problem):
         """The number of training texts."""
         return self._sizes.train
 
-    def labels(self) -> Tensor:
-        """What each training text is about."""
-        return torch.empty(self.examples, device="meta") if self.data is None else self.data.train.y
+    def labels(self) -> Tensor | None:
+        """What each training text is about, where that is known."""
+        if self.data is None:
+            return torch.empty(self.examples, device="meta")
+        return self.data.train.y if self.data.classes else None
 
     def divide(self, config: Config) -> list[Tensor]:
         """By restaurant only if the texts are there."""
@@ -70,22 +88,55 @@ class TextProblem(Problem):
 
 
 def load_text_problem(config: Config) -> TextProblem:
-    """The texts that --data.name names, in the tokens of the model."""
+    """The texts of E2E in the tokens of the model."""
     data = config.data
-    tokenizer = tokenizer_path(config.model.name, data.tokenizer)
-    if tokenizer is None:
-        raise InputError(
-            f"--model.name {config.model.name} brings no tokenizer: give the directory of one by --data.tokenizer."
-        )
+    if data.long_texts == "refuse":
+        raise InputError("--data.long-texts refuse is not for e2e, whose longer texts are cut off.")
     loaded = load_e2e(
         data.dir,
-        tokenizer,
+        tokenizer_of(config),
         longest=data.sequence_length,
         train_texts=data.train_images,
         test_texts=data.test_images,
         seed=config.seed,
     )
     return TextProblem(loaded, loaded.sizes)
+
+
+def load_prompts(rows: Rows, config: Config) -> TextProblem:
+    """Prompts and completions of one's own, in the tokens of the model."""
+    words = load_tokenizer(tokenizer_of(config))
+    data = tokenise_prompts(rows, words, config)
+    return TextProblem(data, data.sizes)
+
+
+def tokenizer_of(config: Config) -> Path:
+    """The directory of the tokenizer: one's own, or the model's."""
+    path = tokenizer_path(config.model.name, config.data.tokenizer)
+    if path is None:
+        raise InputError(
+            f"--model.name {config.model.name} brings no tokenizer: give the directory of one by --data.tokenizer."
+        )
+    return path
+
+
+def tokenise_prompts(rows: Rows, tokenizer: Any, config: Config) -> TextData:
+    """The chosen rows in tokens; those that are too long are cut off or refused, as --data.long-texts says."""
+    longest, end = config.data.sequence_length, tokenizer.eos_token_id
+    sets = []
+    for what, all_rows, count, least in (
+        ("training texts", rows.train, config.data.train_images, 2),
+        ("test texts", rows.test, config.data.test_images, 1),
+    ):
+        chosen = choose(all_rows, rows.kind, count, least, f"{what} of {rows.name}", config.seed)
+        prompts = encode(tokenizer, [row.text for row in chosen], special=True)
+        completions = [[*x, end] for x in encode(tokenizer, [row.answer for row in chosen], special=False)]
+        if config.data.long_texts != "cut":
+            whole = [[*prompt, *rest] for prompt, rest in zip(prompts, completions, strict=True)]
+            refuse_long(whole, [row.place for row in chosen], longest)
+        sets.append(Texts.of(prompts, completions, torch.zeros(len(chosen), dtype=torch.int64)))
+    train, test = sets
+    return TextData(rows.name, train, test, classes=(), longest=longest, vocabulary=len(tokenizer))
 
 
 def known_text_sizes(config: Config) -> TextSizes | None:
@@ -98,6 +149,6 @@ def known_text_sizes(config: Config) -> TextSizes | None:
 
 
 def text_defaults(name: str) -> Config:
-    """The defaults for texts: those of the LoRA paper for E2E."""
+    """The defaults for texts that a language model learns to write: those of the LoRA paper for E2E."""
     optimizer = OptimizerConfig("adamw", lr=2e-4, weight_decay=0.01, schedule="linear", warmup=0.02, decay=0)
     return Config(batch_size=8, data=DataConfig(name=name), optimizer=optimizer)

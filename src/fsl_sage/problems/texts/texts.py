@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fsl_sage.config import Config, option
 from fsl_sage.errors import InputError
 
 
@@ -57,6 +58,34 @@ class Texts:
         tokens = self.tokens[flat].masked_fill(~there, 0)
         learnt = (there & (place >= self.prompts[indices, None]))[:, 1:]
         return tokens[:, :-1].to(torch.int64), tokens[:, 1:].masked_fill(~learnt, 0), learnt
+
+    def padded(self, indices: Tensor, length: int, padding: int) -> tuple[Tensor, Tensor]:
+        """The texts at `indices`, of at most `length` tokens, padded on the right; and which tokens are theirs.
+
+        Both are int64 [B, length].
+        """
+        lengths = self.lengths[indices]
+        place = torch.arange(length)
+        there = place < lengths[:, None]
+        flat = torch.where(there, self.offsets[indices, None] + place, 0)
+        return self.tokens[flat].long().masked_fill(~there, padding), there.long()
+
+
+def refuse_long(texts: Sequence[Sequence[int]], places: Sequence[str], longest: int) -> None:
+    """Refuse texts of more than `longest` tokens, by the first of them."""
+    for tokens, place in zip(texts, places, strict=True):
+        if len(tokens) > longest:
+            raise InputError(
+                f"The text in {place} has {len(tokens)} tokens, more than --data.sequence-length {longest}: give at "
+                "least as many, or --data.long-texts cut."
+            )
+
+
+def refuse_image_options(config: Config) -> None:
+    """Refuse what has no meaning for texts."""
+    for name in ("augmentation", "image_size"):
+        if getattr(config.data, name) is not None:
+            raise InputError(f"{option(f'data.{name}')} is not for {config.data.name}, a set of texts: leave it out.")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,144 @@
+"""A problem of tensors in memory: regression, several labels at once, segmentation, whatever is not built in."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fsl_sage.config import Config
+from fsl_sage.errors import InputError
+from fsl_sage.precision import dtype_of
+from fsl_sage.problems.base import Batch, Problem, Task
+from fsl_sage.problems.score import Score
+
+TEST_BATCH = 256  # fixed, so that the scores have the same bits whatever the number of workers
+
+Pair = tuple[Tensor, Tensor]
+"""Inputs and targets, [N, …] each."""
+
+
+class TensorProblem(Problem):
+    """Tensors, a model, a loss and a score of your own.
+
+    Args:
+        train: The inputs and targets of all clients together, [N, …] each.
+        test: Those of the test set.
+        model: Makes the unsplit model; it takes a batch of inputs.
+        loss: From the model's output and the targets of a batch to the mean loss over its examples, a scalar.
+        metric: From the same to a number for each example, [B]; their mean over the test set is the headline score.
+        score: The name of that score, and whether higher is better.
+        cut: The last module at the client if --model.cut is not given.
+        labels: Integers [N] that a partition goes by; without them only iid is possible.
+        classes: Their names, for the table of who holds which.
+
+    Derive from `Problem` and `Task` instead where a batch is more than a pair of tensors.
+    """
+
+    def __init__(
+        self,
+        train: Pair,
+        test: Pair,
+        model: Callable[[], nn.Module],
+        loss: Callable[[Any, Tensor], Tensor],
+        metric: Callable[[Any, Tensor], Tensor],
+        score: Score,
+        cut: str | None = None,
+        labels: Tensor | None = None,
+        classes: tuple[str, ...] = (),
+    ) -> None:
+        for kind, (x, y) in (("training", train), ("test", test)):
+            if len(x) != len(y) or not len(x):
+                raise InputError(f"There are {len(x)} {kind} inputs and {len(y)} targets: give one for each.")
+        self.train, self.test = train, test
+        self.score, self.classes = score, classes
+        self._model, self._loss, self._metric, self._cut, self._labels = model, loss, metric, cut, labels
+
+    @property
+    def examples(self) -> int:
+        """The number of training examples."""
+        return len(self.train[0])
+
+    def labels(self) -> Tensor | None:
+        """As they were given."""
+        return self._labels
+
+    def make_model(self, config: Config) -> nn.Module:
+        """What `model` makes."""
+        return self._model()
+
+    def usual_cut(self, config: Config, model: nn.Module) -> str | None:
+        """As it was given."""
+        return self._cut
+
+    def example(self, batch: int, device: torch.device | str) -> Tensor:
+        """Zeros of the right shape."""
+        x = self.train[0]
+        return torch.zeros(batch, *x.shape[1:], dtype=x.dtype, device=device)
+
+    def make_task(self, config: Config, device: torch.device) -> "TensorTask":
+        """The loss and the score, in the run's precision."""
+        pairs = [tuple(_precise(tensor, config) for tensor in pair) for pair in (self.train, self.test)]
+        return TensorTask(pairs[0], pairs[1], self._loss, self._metric, self.score.name, device)
+
+
+class TensorTask(Task):
+    """A target is the tensor `y`, [B, …]."""
+
+    def __init__(
+        self,
+        train: tuple[Tensor, ...],
+        test: tuple[Tensor, ...],
+        loss: Callable[[Any, Tensor], Tensor],
+        metric: Callable[[Any, Tensor], Tensor],
+        name: str,
+        device: torch.device,
+    ) -> None:
+        self.device = device
+        self._train, self._test, self._loss, self._metric, self._name = train, test, loss, metric, name
+
+    def training_batch(self, indices: Tensor, generator: torch.Generator) -> Batch:
+        """The examples at `indices`, as they are."""
+        if self.device.type == "meta":
+            x, y = (torch.empty(len(indices), *t.shape[1:], dtype=t.dtype, device="meta") for t in self._train)
+            return Batch(x, {"y": y})
+        return self._batch(*(tensor[indices] for tensor in self._train))
+
+    def test_batches(self) -> int:
+        """The number of batches of TEST_BATCH examples."""
+        return -(-len(self._test[0]) // TEST_BATCH)
+
+    def test_batch(self, index: int) -> Batch:
+        """Test examples in their order."""
+        chosen = slice(index * TEST_BATCH, (index + 1) * TEST_BATCH)
+        return self._batch(*(tensor[chosen] for tensor in self._test))
+
+    def loss(self, output: Any, target: Mapping[str, Tensor]) -> Tensor:
+        """As it was given."""
+        return self._loss(output, target["y"])
+
+    def terms(self, target: Mapping[str, Tensor]) -> int:
+        """One term an example."""
+        return len(target["y"])
+
+    def score(self, output: Any, target: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Sums of the score and of the loss."""
+        count = len(target["y"])
+        values = self._metric(output, target["y"])
+        if values.shape != (count,):
+            raise InputError(
+                f"The metric gave {list(values.shape)} for {count} examples: it must give one number each."
+            )
+        loss = self._loss(output, target["y"]).item() * count
+        return {"score": values.double().sum().item(), "loss": loss, "count": count}
+
+    def summarise(self, sums: Mapping[str, Any]) -> dict[str, Any]:
+        """Their means over the test set."""
+        return {"test_loss": sums["loss"] / sums["count"], self._name: sums["score"] / sums["count"]}
+
+    def _batch(self, x: Tensor, y: Tensor) -> Batch:
+        return Batch(x.to(self.device), {"y": y.to(self.device)})
+
+
+def _precise(tensor: Tensor, config: Config) -> Tensor:
+    return tensor.to(dtype_of(config.precision)) if tensor.is_floating_point() else tensor

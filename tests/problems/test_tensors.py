@@ -1,0 +1,107 @@
+"""Problems of tensors: a table, several labels at once, a segmentation."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fsl_sage import Config, InputError, Score, TensorProblem, run
+from fsl_sage.config import from_dict
+from fsl_sage.problems.parts import META
+
+CPU = torch.device("cpu")
+X = torch.randn(30, 5, generator=torch.Generator().manual_seed(0))
+
+
+def error(output, y):
+    return (output - y).abs().mean(1)
+
+
+def regression(**changes):
+    y = X.sum(1, keepdim=True)
+    values = {"train": (X[:20], y[:20]), "test": (X[20:], y[20:]), "loss": F.mse_loss, "metric": error, "cut": "0"}
+    score = Score("test_error", higher_is_better=False)
+    return TensorProblem(**{**values, "score": score, "model": deep(5, 1), **changes})
+
+
+def deep(inputs, outputs):
+    return lambda: nn.Sequential(*(nn.Linear(n, 8) for n in (inputs, 8, 8)), nn.Linear(8, outputs))
+
+
+def small(tmp_path, **changes):
+    values = {"algorithm": "cse-fsl", "clients": 2, "rounds": 2, "batch_size": 5, "device": "cpu"}
+    return from_dict({**values, "out": str(tmp_path / "run"), **changes}, Config())
+
+
+def test_the_scores_are_means_over_the_whole_test_set():
+    task = regression(test=(X.repeat(20, 1), X.repeat(20, 1).sum(1, keepdim=True))).make_task(Config(), CPU)
+    assert task.test_batches() == 3  # of 600 examples
+    model = deep(5, 1)()
+    batches = [task.test_batch(index) for index in range(3)]
+    sums = [task.score(model(batch.inputs), batch.target) for batch in batches]
+    found = task.summarise({name: sum(part[name] for part in sums) for name in sums[0]})
+    output, y = model(X).detach(), X.sum(1, keepdim=True)
+    assert found["test_error"] == pytest.approx(error(output, y).mean().item(), rel=1e-6)
+    assert found["test_loss"] == pytest.approx(F.mse_loss(output, y).item(), rel=1e-6)
+
+
+def test_shapes_are_known_without_data():
+    problem, indices = regression(), torch.arange(7)
+    real, dry = (problem.make_task(Config(), device).training_batch(indices, None) for device in (CPU, META))
+    assert (real.inputs.shape, real.target["y"].shape) == (dry.inputs.shape, dry.target["y"].shape)
+    assert dry.inputs.is_meta
+    wide = problem.make_task(from_dict({"precision": "float64"}), CPU).training_batch(indices, None)
+    assert wide.inputs.dtype == wide.target["y"].dtype == torch.float64
+
+
+def test_several_labels_at_once(tmp_path):
+    y = (X[:, :3] > 0).float()
+    problem = TensorProblem(
+        (X[:20], y[:20]),
+        (X[20:], y[20:]),
+        deep(5, 3),
+        F.binary_cross_entropy_with_logits,
+        lambda output, y: ((output > 0) == (y > 0)).all(1).float(),
+        Score("test_exact", percent=True),
+        cut="0",
+        labels=y[:20, 0].long(),
+        classes=("no", "yes"),
+    )
+    result = run(small(tmp_path, data={"partition": "dirichlet", "alpha": 0.5}), problem=problem)
+    assert 0 <= result.best_score <= 1
+    assert (result.directory / "classes.csv").read_text().splitlines()[0] == "client,no,yes"
+
+
+def test_segmentation(tmp_path):
+    x = torch.rand(20, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    y = (x[:, 0] > 0.5).long()
+    problem = TensorProblem(
+        (x[:12], y[:12]),
+        (x[12:], y[12:]),
+        lambda: nn.Sequential(*(nn.Conv2d(n, 4, 3, padding=1) for n in (1, 4, 4)), nn.Conv2d(4, 2, 1)),
+        F.cross_entropy,
+        lambda output, y: (output.argmax(1) == y).float().mean((1, 2)),
+        Score("test_pixels", percent=True),
+        cut="0",
+    )
+    result = run(small(tmp_path), problem=problem)
+    assert result.metrics[-1]["test_pixels"] == result.metrics[-1][result.score.name]
+
+
+def test_what_does_not_fit_is_refused(tmp_path):
+    with pytest.raises(InputError, match="There are 20 training inputs and 19 targets"):
+        regression(train=(X[:20], X[:19]))
+    with pytest.raises(InputError, match=r"The metric gave \[10, 1\] for 10 examples"):
+        run(small(tmp_path), problem=regression(metric=lambda output, y: output - y))
+
+
+def test_metrics_come_as_a_frame(tmp_path, monkeypatch):
+    result = run(small(tmp_path), problem=regression())
+    with monkeypatch.context() as patch:
+        patch.setitem(__import__("sys").modules, "pandas", None)
+        with pytest.raises(InputError, match="needs pandas: pip install pandas"):
+            result.frame()
+    pytest.importorskip("pandas")
+    frame = result.frame()
+    assert list(frame.index) == [0, 1]
+    assert frame["test_error"].tolist() == [line["test_error"] for line in result.metrics]

@@ -1,0 +1,78 @@
+"""The page on data: every example on it is run as it stands, and has fewer than 15 lines."""
+
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from fsl_sage.cli import main
+from fsl_sage.records.run_directory import RunDirectory
+from tests.problems.images.test_folder import fill
+from tests.problems.texts.test_labelled import FOOD, save_bert
+from tests.texts import WORDS, save_model, save_tokenizer
+
+PAGE = Path(__file__).parents[1] / "docs" / "data.md"
+BLOCKS = re.findall(r"^## ([^\n]*)$|```(python)?\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+def sections() -> dict[str, list[tuple[str, str]]]:
+    """By heading, the blocks of code below it: their language and text."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for heading, language, text in BLOCKS:
+        if heading:
+            current = found.setdefault(heading, [])
+        else:
+            current.append((language, text))
+    return {heading: blocks for heading, blocks in found.items() if blocks}
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder with the data that the page speaks of, and small models under the names of the real ones."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("FSL_SAGE_DATA", str(tmp_path / "data"))
+    for name in ("mine", "housing"):
+        sys.modules.pop(name, None)
+    fill(tmp_path / "photos" / "train", 6)
+    fill(tmp_path / "photos" / "test", 2)
+    fill(tmp_path / "hospitals" / "clients" / "0", 4)
+    fill(tmp_path / "hospitals" / "clients" / "1", 5)
+    save_bert(tmp_path / "data" / "minilm-l6")
+    save_tokenizer(save_model(tmp_path / "data" / "smollm2-135m", "gpt2", len(WORDS.split())))
+    reviews = [{"text": f"The Mill serves {food}", "label": FOOD[food]} for food in FOOD] * 10
+    pairs = [{"prompt": f"food [ {food} ]", "completion": f"The Mill serves {food} ."} for food in FOOD] * 10
+    for file, rows in (("reviews.jsonl", reviews), ("pairs.jsonl", pairs)):
+        (tmp_path / file).write_text("\n".join(map(json.dumps, rows)))
+    return tmp_path
+
+
+@pytest.mark.parametrize("heading", sections())
+def test_the_examples_run_as_they_stand(place, heading, capsys):
+    if "`datasets`" in heading:
+        pytest.importorskip("datasets")
+    for language, text in sections()[heading]:
+        assert len(text.splitlines()) < 15
+        if language == "python":
+            run_python(text, place)
+        else:
+            for line in text.splitlines():
+                if line.startswith("fsl-sage"):
+                    main(shlex.split(line)[1:])
+                else:
+                    assert {"text", "label"} == set(json.loads(line)) or {"prompt", "completion"} == set(
+                        json.loads(line)
+                    )
+    for directory in sorted((place / "runs").glob("*/result.json")):
+        assert RunDirectory(directory.parent).metrics()
+
+
+def run_python(text, place):
+    named = re.match(r"# (\w+\.py)\n", text)
+    if named:
+        (place / named[1]).write_text(text)
+    else:
+        exec(compile(text, str(PAGE), "exec"), {"__name__": "page"})
