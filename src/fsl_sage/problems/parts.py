@@ -40,7 +40,7 @@ def cut_model(config: Config, problem: Problem, model: nn.Module, device: torch.
     # Drawn and split in float32 whatever the precision, so that every precision starts from the same weights.
     there: dict[str, Any] = {"device": device, "dtype": dtype_of(config.precision)}
     if len(config.model.cuts) == 2:  # a U-shape has no auxiliary: its server does not compute the loss
-        return {part.name: part.to(**there) for part in split.parts}
+        return {name: part.to(**there) for name, part in zip(split.plan.parts, split.parts, strict=True)}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(config.seed, "auxiliary"))
         estimator = auxiliary(split, config.model.auxiliary or usual_auxiliary(model), aligned=device != META)
