@@ -13,7 +13,7 @@ FLOORS = [
     {"__main__"},
     {"cli"},
     {"__init__"},
-    {"compare", "deploy", "text"},
+    {"compare", "deploy", "inference", "text"},
     {"report"},
     {"experiment"},
     {"engines"},

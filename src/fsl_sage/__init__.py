@@ -18,6 +18,7 @@ from fsl_sage.config import (
 )
 from fsl_sage.errors import InputError, TrainingError
 from fsl_sage.experiment import Result, cost, resume, run
+from fsl_sage.inference import evaluate, load_model, predict
 from fsl_sage.models import MODELS
 from fsl_sage.problems import Batch, Problem, Score, Task, make_problem
 from fsl_sage.split import auxiliary, cut_points, split_model
@@ -48,8 +49,11 @@ __all__ = [
     "cost",
     "cut_points",
     "default_config",
+    "evaluate",
+    "load_model",
     "load_preset",
     "make_problem",
+    "predict",
     "resume",
     "run",
     "split_model",

@@ -17,7 +17,9 @@ from fsl_sage.cli.arguments import (
     CutsArguments,
     DataArguments,
     DemoArguments,
+    EvaluateArguments,
     InitArguments,
+    PredictArguments,
     ReportArguments,
     ResumeArguments,
     RunArguments,
@@ -30,13 +32,14 @@ from fsl_sage.cli.progress import Progress, print_costs_of_grid
 from fsl_sage.cli.report import print_report
 from fsl_sage.cli.samples import print_samples, print_scores, progress_bar
 from fsl_sage.cli.stopping import exit_code
-from fsl_sage.cli.terminal import Display, print_costs, print_summary
+from fsl_sage.cli.terminal import Display, print_costs, print_metrics, print_summary
 from fsl_sage.compare.comparison import compare, plan_grid
 from fsl_sage.compare.dry import costs_of_runs
 from fsl_sage.config import Config, option
 from fsl_sage.errors import InputError, MissingExtra
 from fsl_sage.experiment import Result, cost, part_sizes, resume, run
 from fsl_sage.experiment.cuts import Limits, cuts_of
+from fsl_sage.inference import evaluate, predict
 from fsl_sage.models.foreign import convert_weights
 from fsl_sage.models.language import SMOLLM2
 from fsl_sage.problems.make import score_of
@@ -64,6 +67,32 @@ def resume_command(args: Sequence[str]) -> None:
     options = {"workers": arguments.workers, "engine": arguments.engine, "ray_address": arguments.ray_address}
     changes: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     _show(config, lambda display: resume(arguments.directory, [display], **changes))
+
+
+def predict_command(args: Sequence[str]) -> None:
+    """Classify images by the model of a finished run."""
+    arguments = tyro.cli(PredictArguments, prog="fsl-sage predict", args=args)
+    if not arguments.files:
+        raise InputError("'fsl-sage predict' needs images: fsl-sage predict RUN FILES.")
+    for found in predict(arguments.directory, arguments.files, top=arguments.top, best=arguments.best):
+        likely = dict(zip(found.classes, found.probabilities, strict=True))
+        if arguments.json:
+            print(json.dumps({"file": str(found.file), "classes": likely}))
+        else:
+            said = ", ".join(f"{name} {probability:.1%}" for name, probability in likely.items())
+            OUT.print(f"{found.file}: {said}", highlight=False, soft_wrap=True, markup=False)
+
+
+def evaluate_command(args: Sequence[str]) -> None:
+    """Test the model of a finished run once more, on its own test set or on another."""
+    arguments = tyro.cli(EvaluateArguments, prog="fsl-sage evaluate", args=args)
+    with progress_bar(OUT, "evaluating") as told:
+        metrics = evaluate(arguments.directory, arguments.data, best=arguments.best, told=told)
+    if arguments.json:
+        print(json.dumps(metrics))
+        return
+    run = RunDirectory(arguments.directory)
+    print_metrics(OUT, run, arguments.data or run.config().data.name, metrics)
 
 
 def cost_command(args: Sequence[str]) -> None:
@@ -176,6 +205,8 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "resume": resume_command,
     "compare": compare_command,
     "report": report_command,
+    "predict": predict_command,
+    "evaluate": evaluate_command,
     "cost": cost_command,
     "cuts": cuts_command,
     "data": data_command,

@@ -14,7 +14,7 @@ from rich.table import Table
 from fsl_sage.config import Config, all_options
 from fsl_sage.records.plain_lines import PlainLines, describe, round_cells
 from fsl_sage.records.run_directory import RunDirectory
-from fsl_sage.records.trackers import Tracker
+from fsl_sage.records.trackers import Tracker, numbers
 from fsl_sage.units import gib_text
 from fsl_sage.wire.ledger import GIB
 
@@ -128,6 +128,16 @@ def print_summary(console: Console, directory: Path, config: Config, result: dic
     }
     for name, file in files.items():  # outside of the table, which would cut off a long path
         console.print(f"  {name:<16}{file}", highlight=False, soft_wrap=True)
+
+
+def print_metrics(console: Console, run: RunDirectory, data: str, metrics: dict[str, Any]) -> None:
+    """The metrics of a model on a test set, the headline score first."""
+    score = run.score()
+    console.print(f"{run.config().model.name} of {run.path}, tested on {data}:", highlight=False, soft_wrap=True)
+    console.print(f"  {score.title:<20}{score.text(metrics[score.name], 2)}", highlight=False)
+    for name, value in numbers(metrics).items():
+        if name != score.name:
+            console.print(f"  {name.replace('_', ' '):<20}{value:.4g}", highlight=False)
 
 
 def print_costs(

@@ -190,6 +190,8 @@ class Config:
     """Write a checkpoint every N rounds."""
     keep_checkpoint: bool = False
     """Keep the last checkpoint, with the clients' states, when the run is finished."""
+    keep: Literal["last", "best"] = "last"
+    """best: also keep the model of the round with the best headline score, as best.safetensors."""
     track: tuple[Literal["tensorboard", "mlflow"], ...] = ()
     """Send the metrics to these trackers too (extra `track`)."""
 
@@ -279,5 +281,6 @@ NO_PART_OF_THE_RESULT = (
     "ray_spill_mib",
     "checkpoint_every",
     "keep_checkpoint",
+    "keep",
     "track",
 )

@@ -23,6 +23,7 @@ from fsl_sage.models import save_adapters
 from fsl_sage.problems.base import Problem
 from fsl_sage.problems.make import make_problem
 from fsl_sage.problems.score import ACCURACY, Score
+from fsl_sage.records.card import model_card
 from fsl_sage.records.figures import classes_figure, score_figure
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.records.trackers import TRACKERS, Tracker
@@ -151,6 +152,7 @@ def _play(
     score = problem.score
     with directory.writing():
         directory.save_score(score)
+        directory.save_inference(problem.inference())
     federation, metrics = _restore(directory, config, problem, build)
     trackers = [*trackers, *(TRACKERS[name]() for name in config.track)]
     lost = -1
@@ -167,6 +169,8 @@ def _play(
                 metrics.append(_timed_round(federation, t, score, metrics))
                 with directory.writing():
                     directory.append(metrics[-1], federation.ledger.written_in(t))
+                    if config.keep == "best" and score.best_of(metrics)["round"] == t:
+                        directory.save_best(federation.merged(), t)
                     if (t + 1) % config.checkpoint_every == 0:
                         directory.save_checkpoint(config, *federation.checkpoint(t + 1))
             except LostError:
@@ -184,6 +188,7 @@ def _play(
         with directory.writing():
             score_figure(directory.figure(score), metrics, score, config.algorithm, colour)
             save_adapters(directory.adapter, config.model.name, config.lora, model)
+            directory.save_card(model_card(config, score, result, problem.inference()))
             directory.finish(model, result, keep_checkpoint=config.keep_checkpoint)
         for tracker in trackers:
             tracker.finish(result)

@@ -1,17 +1,19 @@
 """From a configuration to its problem: one way for all engines. Only here is asked what kind of data a name means."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 from fsl_sage.config import DEFAULTS, Config, DataConfig, ModelConfig
 from fsl_sage.errors import InputError
 from fsl_sage.models import check_model_name
 from fsl_sage.problems.base import Problem
-from fsl_sage.problems.images.images import Sizes
+from fsl_sage.problems.images.images import ImageTerms, Sizes
 from fsl_sage.problems.images.problem import ImageProblem, image_shapes, known_image_sizes, load_image_problem
 from fsl_sage.problems.score import Score
 from fsl_sage.problems.texts.problem import TextProblem, known_text_sizes, load_text_problem, text_defaults
-from fsl_sage.problems.texts.texts import KNOWN_TEXTS
+from fsl_sage.problems.texts.texts import KNOWN_TEXTS, TextSizes
 
 DEFAULTS.update(dict.fromkeys(KNOWN_TEXTS, text_defaults))
 
@@ -29,6 +31,21 @@ def make_dry_problem(config: Config) -> Problem:
         sizes = known_text_sizes(config)
         return _load_once(config.data, config.model.name, config.seed) if sizes is None else TextProblem(None, sizes)
     return image_shapes(known_image_sizes(config) or _image_sizes(config))
+
+
+def problem_of_model(config: Config, inference: Mapping[str, Any]) -> Problem:
+    """The problem of a run as far as its model needs it, without its data where that is possible.
+
+    Args:
+        config: The run's configuration.
+        inference: What `Problem.inference` gave when the run was played; may be empty.
+    """
+    terms = ImageTerms.of(inference)
+    if terms is not None:
+        return image_shapes(terms.sizes(train=2, test=1))
+    if is_text(config):
+        return TextProblem(None, TextSizes(*KNOWN_TEXTS[config.data.name], config.data.sequence_length))
+    return make_problem(config)
 
 
 def _image_sizes(config: Config) -> Sizes:

@@ -6,6 +6,9 @@ metrics.jsonl       one object a round
 ledger.csv          every byte by round, client, direction and kind; round -1 is the first download
 checkpoint.safetensors   the newest checkpoint, between rounds; dropped when the run is finished
 model.safetensors   the final merged model; of one trained by LoRA what was trained, its adapters
+best.safetensors    with --keep best: the merged model of the best round
+inference.json      what the model needs beside its weights: for images their normalisation and the classes
+README.md           what the model is, and the lines that load it
 adapter/            these adapters in peft's own format
 result.json         how the run ended; its presence says that the run is finished
 classes.csv         the class-label distribution: training examples by client (rows) and class (columns)
@@ -54,6 +57,9 @@ class RunDirectory:
         self.ledger_file = path / "ledger.csv"
         self.checkpoint_file = path / "checkpoint.safetensors"
         self.model_file = path / "model.safetensors"
+        self.best_file = path / "best.safetensors"
+        self.inference_file = path / "inference.json"
+        self.card_file = path / "README.md"
         self.adapter = path / "adapter"
         self.result_file = path / "result.json"
         self.classes_file = path / "classes.csv"
@@ -151,7 +157,8 @@ class RunDirectory:
         if not self.metrics():
             figure = self.path / "classes.png"
             lock = self.path / ".lock"
-            for path in (self.config_file, self.metrics_file, self.ledger_file, self.classes_file, figure, lock):
+            logs = (self.metrics_file, self.ledger_file, self.classes_file)
+            for path in (self.config_file, self.inference_file, *logs, figure, lock):
                 path.unlink(missing_ok=True)
             if not any(self.path.iterdir()):
                 self.path.rmdir()
@@ -167,6 +174,19 @@ class RunDirectory:
         written = self._written()
         if written.get("score") != (values := asdict(score)):
             write_json(self.config_file, {**written, "score": values})
+
+    def save_inference(self, needed: Mapping[str, Any]) -> None:
+        """Write down what using the model takes beside its weights."""
+        if not self.inference_file.exists():
+            write_json(self.inference_file, needed)
+
+    def save_best(self, model: Mapping[str, Tensor], t: int) -> None:
+        """Put the model of round t in the place of the best one so far."""
+        save_tensors(self.best_file, model, {"round": t})
+
+    def save_card(self, text: str) -> None:
+        """What the model is, for people."""
+        write_bytes(self.card_file, text.encode())
 
     def append(self, metrics: Mapping[str, Any], entries: Iterable[Entry]) -> None:
         """One round's ledger and metrics."""
@@ -199,6 +219,13 @@ class RunDirectory:
         if not self.config_file.exists():
             return ACCURACY
         return score_in(self._written())
+
+    def inference(self) -> dict[str, Any]:
+        """What using the model takes beside its weights; empty for runs of older versions, and where it is nothing."""
+        if not self.inference_file.exists():
+            return {}
+        with _readable(self.inference_file):
+            return dict(read_json(self.inference_file))
 
     def finished(self) -> bool:
         """Whether the run has come to its end."""

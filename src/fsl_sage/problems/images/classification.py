@@ -54,7 +54,7 @@ class Classification(Task):
 
     def loss(self, output: Any, target: Mapping[str, Tensor]) -> Tensor:
         """Mean cross entropy, in float32 whatever the precision of the model."""
-        return F.cross_entropy(_logits(output), target["labels"], label_smoothing=self.label_smoothing)
+        return F.cross_entropy(logits_of(output), target["labels"], label_smoothing=self.label_smoothing)
 
     def terms(self, target: Mapping[str, Tensor]) -> int:
         """One term a sample."""
@@ -62,7 +62,7 @@ class Classification(Task):
 
     def score(self, output: Any, target: Mapping[str, Tensor]) -> dict[str, float]:
         """Summed loss, number correct, number of images."""
-        labels, logits = target["labels"], _logits(output)
+        labels, logits = target["labels"], logits_of(output)
         return {
             "loss": F.cross_entropy(logits, labels, reduction="sum").item(),
             "correct": float((logits.argmax(1) == labels).sum().item()),
@@ -78,7 +78,7 @@ class Classification(Task):
         return Batch(x, {"labels": y.to(self.device)})
 
 
-def _logits(output: Any) -> Tensor:
+def logits_of(output: Any) -> Tensor:
     """A model's output [B, classes], which Hugging Face models return with other things."""
     logits: Tensor = getattr(output, "logits", output)
     return logits if logits.dtype == torch.float64 else logits.float()

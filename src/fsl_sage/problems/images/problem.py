@@ -1,6 +1,8 @@
 """Images as a problem: who is in the picture."""
 
+from dataclasses import asdict
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -57,6 +59,10 @@ class ImageProblem(Problem):
             label_smoothing=config.optimizer.label_smoothing or 0.0,
             dtype=dtype_of(config.precision),
         )
+
+    def inference(self) -> dict[str, Any]:
+        """How images are normalised, their shape, and the names of the classes."""
+        return asdict(self.data.terms)
 
 
 def load_image_problem(config: Config) -> ImageProblem:
