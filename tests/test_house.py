@@ -13,6 +13,7 @@ FLOORS = [
     {"__main__"},
     {"cli"},
     {"__init__"},
+    {"api"},
     {"compare", "deploy", "inference", "text"},
     {"report"},
     {"experiment"},

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import tyro
-from rich.console import Console
 
 from fsl_sage.cli.arguments import (
     CostArguments,
@@ -25,8 +24,8 @@ from fsl_sage.cli.arguments import (
     RunArguments,
     SamplesArguments,
 )
+from fsl_sage.cli.consoles import ERRORS, OUT
 from fsl_sage.cli.cuts import as_json, print_cuts
-from fsl_sage.cli.cuts_figure import cuts_figure
 from fsl_sage.cli.parsing import parse, parse_comparison
 from fsl_sage.cli.progress import Progress, print_costs_of_grid
 from fsl_sage.cli.report import print_report
@@ -49,9 +48,6 @@ from fsl_sage.report.write import write_report
 from fsl_sage.text.samples import SHOWN, make_samples, score_samples, write_samples
 from fsl_sage.text.trained import masked_losses
 from fsl_sage.units import parse_amount
-
-OUT = Console()
-ERRORS = Console(stderr=True)
 
 
 def run_command(args: Sequence[str]) -> None:
@@ -119,6 +115,8 @@ def cuts_command(args: Sequence[str]) -> None:
     else:
         print_cuts(OUT, arguments.config, cuts, limits)
     if arguments.figure is not None:
+        from fsl_sage.cli.cuts_figure import cuts_figure
+
         cuts_figure(arguments.figure, arguments.config, cuts, limits)
 
 
@@ -198,21 +196,6 @@ def deploy_command(args: Sequence[str]) -> None:
         init(OUT, Path(rest[0]), arguments.config, arguments.examples, arguments.sites)
     else:
         raise InputError("There are 'fsl-sage deploy init DIR' and 'fsl-sage deploy demo'.")
-
-
-COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
-    "run": run_command,
-    "resume": resume_command,
-    "compare": compare_command,
-    "report": report_command,
-    "predict": predict_command,
-    "evaluate": evaluate_command,
-    "cost": cost_command,
-    "cuts": cuts_command,
-    "data": data_command,
-    "samples": samples_command,
-    "deploy": deploy_command,
-}
 
 
 def _show(config: Config, train: Callable[[Display], Result]) -> None:

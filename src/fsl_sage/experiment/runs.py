@@ -24,7 +24,6 @@ from fsl_sage.problems.base import Problem
 from fsl_sage.problems.make import make_problem
 from fsl_sage.problems.score import ACCURACY, Score
 from fsl_sage.records.card import model_card
-from fsl_sage.records.figures import classes_figure, score_figure
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.records.trackers import TRACKERS, Tracker
 from fsl_sage.wire.ledger import GIB
@@ -183,6 +182,8 @@ def _play(
             for tracker in trackers:
                 tracker.round(metrics[-1])
         # 3. The final model, the figure, the result.
+        from fsl_sage.records.figures import score_figure  # matplotlib takes a second to import
+
         colour = colour_of(config.algorithm)
         result = _summary(metrics, score, stopped)
         with directory.writing():
@@ -335,6 +336,8 @@ def _draw_classes(directory: RunDirectory, setup: Setup, problem: Problem) -> No
     labels = problem.labels()
     if labels is None or not problem.classes:
         return
+    from fsl_sage.records.figures import classes_figure
+
     numbers, classes = labels.cpu().numpy(), problem.classes
     counts = np.stack([np.bincount(numbers[share.numpy()], minlength=len(classes)) for share in setup.examples])
     with directory.writing():
