@@ -26,7 +26,7 @@ FLOORS = [
     {"split"},
     {"models"},
     {"config"},
-    {"devices", "presets", "reading", "units"},
+    {"devices", "own_modules", "presets", "reading", "units"},
     {"errors", "optimizers", "precision", "seeding"},
 ]
 FLOORS_OF_SPLIT = [{"__init__"}, {"auxiliaries", "costs"}, {"parts"}, {"plan"}, {"trace"}, {"errors"}]

@@ -62,7 +62,7 @@ def test_texts_that_are_not_here_have_sizes():
             "restaurant is not for cifar10-mini: give iid",
         ),
         (Config(data=DataConfig("mine:Housing")), "mine:Housing is a problem of one's own"),
-        (Config(data=DataConfig("cifar11")), "'cifar11' is not a known set"),
+        (Config(data=DataConfig("cifar11")), "'cifar11' is not a known data set: did you mean cifar10"),
     ],
 )
 def test_what_the_kind_of_data_cannot_have_is_refused(make, config, reason):

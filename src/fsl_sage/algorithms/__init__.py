@@ -4,7 +4,6 @@ from fsl_sage.algorithms.base import Algorithm, LocalRound, NoOptions
 from fsl_sage.algorithms.names import (
     ALGORITHMS,
     find_algorithm,
-    find_modules_in,
     is_own,
 )
 from fsl_sage.algorithms.options import make_algorithm, option_fields, resolve
@@ -15,7 +14,6 @@ __all__ = [
     "LocalRound",
     "NoOptions",
     "find_algorithm",
-    "find_modules_in",
     "is_own",
     "make_algorithm",
     "option_fields",

@@ -1,10 +1,6 @@
 """From an algorithm's name to its class."""
 
-import importlib
-import os
-import sys
 from dataclasses import fields, is_dataclass
-from pathlib import Path
 
 from fsl_sage.algorithms.base import Algorithm
 from fsl_sage.algorithms.cse_fsl import CSEFSL
@@ -13,7 +9,8 @@ from fsl_sage.algorithms.fsl_sage import FSLSAGE, LazyFSLSAGE
 from fsl_sage.algorithms.splitfed_ms import SplitFedMS
 from fsl_sage.algorithms.splitfed_ss import SplitFedSS
 from fsl_sage.config import Config, option
-from fsl_sage.errors import InputError
+from fsl_sage.errors import InputError, nearest
+from fsl_sage.own_modules import import_own
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "fsl-sage": FSLSAGE,
@@ -30,13 +27,10 @@ def find_algorithm(name: str) -> type[Algorithm]:
     if name in ALGORITHMS:
         return ALGORITHMS[name]
     if not is_own(name):
-        raise InputError(f"--algorithm {name} is not known: give one of {', '.join(ALGORITHMS)}, or MODULE:CLASS.")
-    module, _, attribute = name.partition(":")
-    find_modules_in()
-    try:
-        kind = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError, SyntaxError) as error:
-        raise InputError(f"--algorithm {name} cannot be imported: {error}.") from None
+        raise InputError(
+            f"--algorithm {name} is not known{nearest(name, [*ALGORITHMS, 'MODULE:CLASS'], '; there are')}"
+        )
+    kind = import_own(name, "--algorithm")
     if not (isinstance(kind, type) and issubclass(kind, Algorithm)):
         raise InputError(f"--algorithm {name} is not an Algorithm: give a class that derives from fsl_sage.Algorithm.")
     _check_options(name, kind.Options)
@@ -54,13 +48,6 @@ def known_algorithm(name: str) -> type[Algorithm] | None:
 def is_own(name: str) -> bool:
     """Whether a name says MODULE:CLASS, a class of the user's own."""
     return ":" in name and name not in ALGORITHMS
-
-
-def find_modules_in(folder: Path | None = None) -> None:
-    """Let the modules of a folder be imported, as `python -m` does with those of the current one."""
-    place = os.getcwd() if folder is None else str(folder.resolve())
-    if place not in map(os.path.abspath, sys.path):
-        sys.path.insert(0, place)
 
 
 def _check_options(name: str, kind: type) -> None:

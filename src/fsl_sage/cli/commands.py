@@ -181,11 +181,14 @@ def samples_command(args: Sequence[str]) -> None:
 
 def deploy_command(args: Sequence[str]) -> None:
     """Separate organisations on Flower: fsl-sage deploy init DIR, or a demo by fsl-sage deploy demo."""
+    action, rest = (args[0], args[1:]) if args else ("--help", args)
+    if action in ("-h", "--help"):
+        OUT.print(_DEPLOY, highlight=False, markup=False)
+        return
     if find_spec("flwr") is None:
         raise MissingExtra("fsl-sage deploy", "flower")
     from fsl_sage.deploy.commands import init, show_demo
 
-    action, rest = (args[0], args[1:]) if args else ("", args)
     if action == "demo":
         show_demo(OUT, tyro.cli(DemoArguments, prog="fsl-sage deploy demo", args=rest).keep)
     elif action == "init" and rest:
@@ -196,6 +199,17 @@ def deploy_command(args: Sequence[str]) -> None:
         init(OUT, Path(rest[0]), arguments.config, arguments.examples, arguments.sites)
     else:
         raise InputError("There are 'fsl-sage deploy init DIR' and 'fsl-sage deploy demo'.")
+
+
+_DEPLOY = """\
+usage: fsl-sage deploy init DIR [OPTIONS]     fsl-sage deploy demo [OPTIONS]
+
+Separate organisations that keep their data, on Flower.
+
+  init DIR   Write a Flower app for them; 'flwr run' starts it.
+  demo       Three sites on this machine: TLS, authenticated nodes, three rounds, and a comparison.
+
+fsl-sage deploy init --help and fsl-sage deploy demo --help explain the options."""
 
 
 def _show(config: Config, train: Callable[[Display], Result]) -> None:

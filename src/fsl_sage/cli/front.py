@@ -12,7 +12,7 @@ from rich.markup import escape
 from fsl_sage.cli.consoles import ERRORS, OUT
 from fsl_sage.cli.stopping import exit_code, stops
 from fsl_sage.config import preset_names
-from fsl_sage.errors import InputError, RunWarning, TrainingError
+from fsl_sage.errors import InputError, RunWarning, TrainingError, nearest
 
 COMMANDS = {
     "run": "Train, and write a run directory.",
@@ -62,7 +62,7 @@ def obey(args: Sequence[str]) -> None:
     try:
         with stops():
             if args[0] not in COMMANDS:
-                raise InputError(f"'{args[0]}' is not a command: there are {', '.join(COMMANDS)}.")
+                raise InputError(f"'{args[0]}' is not a command{nearest(args[0], COMMANDS, '; there are')}")
             _command(args[0])(args[1:])
     except BrokenPipeError:  # the reader of our output, `head` or `less`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fsl_sage.algorithms import is_own, resolve
+from fsl_sage.algorithms import resolve
 from fsl_sage.compare.dry import check_setups
 from fsl_sage.compare.grid import Plan, make_grid, plan_runs
 from fsl_sage.compare.grid_run import GridRun, Watcher
@@ -14,6 +14,7 @@ from fsl_sage.compare.scheduler import locked, prepare, run_grid
 from fsl_sage.config import Config
 from fsl_sage.errors import InputError, TrainingError
 from fsl_sage.experiment import Result
+from fsl_sage.own_modules import is_own
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def compare(
     check_setups(plans)
     with locked(folder):
         runs = prepare(plans, folder)
-        own = any(is_own(plan.config.algorithm) for plan in plans)
+        own = any(is_own(name) for plan in plans for name in (plan.config.algorithm, plan.config.model.name))
         with place(config, len(runs), jobs, own_modules=own) as (at_once, workers, start):
             run_grid(runs, at_once, workers, start, watcher or Watcher())
     return Comparison(

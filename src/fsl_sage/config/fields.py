@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from fsl_sage.config.own_options import GivenOptions
 from fsl_sage.config.ranges import ABOVE_ZERO, FROM_ZERO, RATE, WHOLE, Range, check_ranges
+from fsl_sage.config.values import settle
 from fsl_sage.errors import InputError
 
 
@@ -37,6 +38,9 @@ class DataConfig:
     sequence_length: int = 512
     """Text only: longer texts are cut off after this many tokens."""
 
+    def __post_init__(self) -> None:
+        settle(self, DataConfig, "data.")
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -55,6 +59,9 @@ class ModelConfig:
     """BatchNorm statistics: averaged with the weights, kept local at each client, or GroupNorm in its place."""
     recalibrate: bool = False
     """Also evaluate with the S-server's BatchNorm statistics estimated anew from stored uploads (fsl-sage, cse-fsl)."""
+
+    def __post_init__(self) -> None:
+        settle(self, ModelConfig, "model.")
 
     @property
     def cuts(self) -> tuple[str, ...]:
@@ -78,6 +85,9 @@ class LoRAConfig:
     auxiliary: Literal["adapters", "head", "all"] = "head"
     """What is trained, and so travels, of an auxiliary: its adapters, these and its head (the last norm and the
     decoder), or all of it."""
+
+    def __post_init__(self) -> None:
+        settle(self, LoRAConfig, "lora.")
 
 
 @dataclass(frozen=True)
@@ -105,6 +115,9 @@ class OptimizerConfig:
     label_smoothing: float | None = None
     """Label smoothing of the training loss; if not given, none for images, 0.1 for text."""
 
+    def __post_init__(self) -> None:
+        settle(self, OptimizerConfig, "optimizer.")
+
 
 @dataclass(frozen=True)
 class AlignmentConfig:
@@ -130,6 +143,9 @@ class AlignmentConfig:
     """Start from the previous auxiliary, or from the server's own blocks where names and shapes agree."""
     scope: Literal["client", "pooled"] = "pooled"
     """One auxiliary for each client, or one for all from their pooled uploads."""
+
+    def __post_init__(self) -> None:
+        settle(self, AlignmentConfig, "alignment.")
 
 
 @dataclass(frozen=True)
@@ -205,6 +221,7 @@ class Config:
     """The algorithm's own options: its dataclass, or values by name; its defaults if not given."""
 
     def __post_init__(self) -> None:
+        settle(self, Config)
         if isinstance(self.options, Mapping):
             object.__setattr__(self, "options", GivenOptions(dict(self.options)))
         check_ranges(self, _RANGES)

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from fsl_sage.algorithms import ALGORITHMS, find_modules_in, make_algorithm, resolve
+from fsl_sage.algorithms import ALGORITHMS, make_algorithm, resolve
 from fsl_sage.config import Config, from_dict, to_dict
 from fsl_sage.errors import InputError
+from fsl_sage.own_modules import find_modules_in
 from fsl_sage.problems.images.images import ImageTerms
 from fsl_sage.reading import read_json
 from fsl_sage.records.files import write_json

@@ -87,7 +87,7 @@ def run(config: Config, trackers: Sequence[Tracker] = (), *, problem: Problem | 
 
 
 def resume(
-    path: Path,
+    path: Path | str,
     trackers: Sequence[Tracker] = (),
     workers: int | None = None,
     *,

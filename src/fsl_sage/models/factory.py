@@ -1,6 +1,5 @@
 """From a model's name to the model: a built-in one, a Hugging Face architecture, or anyone's own factory."""
 
-import importlib
 import inspect
 from collections.abc import Callable
 from pathlib import Path
@@ -8,11 +7,12 @@ from typing import Any
 
 from torch import nn
 
-from fsl_sage.errors import InputError, MissingExtra
+from fsl_sage.errors import InputError, MissingExtra, nearest
 from fsl_sage.models.foreign import LOCAL, LOCAL_WEIGHTS, check_weights, has_weights
 from fsl_sage.models.language import blocks_name, is_language_model
 from fsl_sage.models.resnet import ResNet18
 from fsl_sage.models.small_cnn import SmallCNN
+from fsl_sage.own_modules import import_own
 
 MODELS: dict[str, Callable[[int, int], nn.Module]] = {"resnet18": ResNet18, "small-cnn": SmallCNN}
 """Each takes the number of classes and of image channels."""
@@ -24,15 +24,11 @@ DEFAULT_AUXILIARY, LANGUAGE_AUXILIARY = "blocks:1", "blocks:3"
 """The paper's auxiliaries: layer3 of ResNet-18, the first three server blocks of GPT-2 medium."""
 
 
-def accepted() -> str:
-    """The names that `make_model` takes."""
-    return f"{', '.join(MODELS)}, hf:ARCHITECTURE, hf:PATH or MODULE:FACTORY"
-
-
 def check_model_name(name: str) -> None:
     """Refuse what cannot be a model's name, before anything slow."""
     if name not in MODELS and ":" not in name:
-        raise InputError(f"--model.name {name} is not known: give one of {accepted()}.")
+        accepted = [*MODELS, "hf:ARCHITECTURE", "hf:PATH", "MODULE:FACTORY"]
+        raise InputError(f"--model.name {name} is not known{nearest(name, accepted, '; there are')}")
 
 
 def make_model(name: str, classes: int, image: tuple[int, int, int]) -> nn.Module:
@@ -61,11 +57,7 @@ def usual_auxiliary(model: nn.Module) -> str:
 
 
 def _own(name: str, offered: dict[str, int]) -> nn.Module:
-    module_name, _, attribute = name.partition(":")
-    try:
-        factory = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InputError(f"--model.name {name} cannot be imported: {error}.") from None
+    factory = import_own(name, "--model.name")
     wanted = inspect.signature(factory).parameters
     model = factory(**{key: value for key, value in offered.items() if key in wanted})
     if not isinstance(model, nn.Module):

@@ -18,4 +18,4 @@ def fetch(name: str, directory: Path | None = None) -> Path:
     try:
         return fetch_images(name, directory)
     except UnknownSetError as error:
-        raise InputError(f"{error}; {SMOLLM2} is a language model to fetch") from None
+        raise InputError(f"{error} {SMOLLM2} is a language model to fetch.") from None

@@ -50,8 +50,8 @@ LEDGER_HEAD = "round,client,direction,kind,bytes\n"
 class RunDirectory:
     """A run's files."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path | str) -> None:
+        self.path = path = Path(path)
         self.config_file = path / "config.json"
         self.metrics_file = path / "metrics.jsonl"
         self.ledger_file = path / "ledger.csv"

@@ -10,7 +10,6 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
 from torch import Tensor
 
-from fsl_sage.algorithms import is_own
 from fsl_sage.engines.base import ClientError, Delivery, Engine, Failures, LostError, Setup
 from fsl_sage.engines.ray.arrays import carry_tensors_as_arrays, to_device
 from fsl_sage.engines.ray.cluster import Crew, connect, lay_out, start_crew
@@ -19,6 +18,7 @@ from fsl_sage.engines.ray.remote import RemoteServer
 from fsl_sage.engines.server import NoServer, join_states, local_tensors, part_states
 from fsl_sage.engines.worker import evaluate
 from fsl_sage.errors import TrainingError
+from fsl_sage.own_modules import is_own
 from fsl_sage.roles.protocols import Parts, Update
 from fsl_sage.wire.link import Link
 from fsl_sage.wire.message import Tensors
@@ -37,7 +37,7 @@ class RayEngine(Engine):
         self._states: dict[int, ray.ObjectRef] = {}
         self._failures = Failures(config.on_client_failure)
         self._own_crew: Crew | None = None
-        self._own_cluster = connect(config, own_modules=is_own(config.algorithm))
+        self._own_cluster = connect(config, own_modules=any(map(is_own, (config.algorithm, config.model.name))))
         try:
             self._start(crew)
         except BaseException:

