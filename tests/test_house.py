@@ -27,7 +27,7 @@ FLOORS = [
     {"models"},
     {"config"},
     {"devices", "own_modules", "presets", "reading", "units"},
-    {"errors", "optimizers", "precision", "seeding"},
+    {"activity", "errors", "optimizers", "precision", "seeding"},
 ]
 FLOORS_OF_SPLIT = [{"__init__"}, {"auxiliaries", "costs"}, {"parts"}, {"plan"}, {"trace"}, {"errors"}]
 

@@ -129,6 +129,8 @@ class AlignmentConfig:
     """Optimizer steps an alignment takes; not used if passes is given."""
     passes: int | None = None
     """Passes over the alignment dataset instead of a number of steps."""
+    max_passes: int | None = None
+    """At most so many passes over the alignment dataset, where that is fewer steps; for texts 8 if not given."""
     batch_size: int = 128
     """Samples a step; 0 takes the batches as they were uploaded."""
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
@@ -282,6 +284,7 @@ _RANGES: dict[str, Range] = {
     "alignment.samples": ("a whole number from 2 up", 2, 2**62),
     "alignment.steps": WHOLE,
     "alignment.passes": WHOLE,
+    "alignment.max_passes": WHOLE,
     "alignment.batch_size": ("0, or a whole number from 2 up (BatchNorm needs two)", 0, 2**62),
     "alignment.lr": RATE,
     "alignment.clip": RATE,

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from fsl_sage.activity import now
 from fsl_sage.alignment.fidelity import Fidelity
 from fsl_sage.config import Config
 from fsl_sage.engines.base import REMEDY, Delivery, Engine, Setup
@@ -56,7 +57,9 @@ class Federation:
         server = self.engine.server
         losses = _losses(updates, server.take_loss(), t)
         # 5. The S-server aligns, if it is time to.
+        now("comparing the auxiliaries' gradients with the server's")
         held_out = server.fidelity()
+        now("the S-server ends the round")
         for client, message in server.end_of_round(t):
             self.post.send(t, client, message, present=client in present)
         remarks = server.remarks()
@@ -72,6 +75,7 @@ class Federation:
                 raise TrainingError(f"'{path}' became infinite or NaN in round {t}. {REMEDY}")
 
     def _train(self, t: int, group: Sequence[int]) -> list[Update]:
+        now(f"training {len(group)} clients")
         self.post.welcome(t, group, self._download())
         updates = self.engine.train(t, group, self.delivery(group), self.link)
         if not updates:
@@ -141,6 +145,7 @@ class Federation:
     def evaluate(self) -> dict[str, float]:
         """Metrics of the merged model; where statistics stay local, their mean over the clients each with its own."""
         weights = self.weights()
+        now("evaluating")
         scores = self._evaluate(weights)
         if self.setup.settings.config.model.recalibrate and (server := self.engine.server.recalibrated()) is not None:
             again = self._evaluate({**weights, "server": server})

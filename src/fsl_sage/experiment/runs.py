@@ -10,6 +10,7 @@ from warnings import warn
 
 import numpy as np
 
+from fsl_sage.activity import now, told_to
 from fsl_sage.algorithms import resolve
 from fsl_sage.algorithms.looks import colour_of
 from fsl_sage.config import NO_PART_OF_THE_RESULT, Config, option
@@ -25,7 +26,7 @@ from fsl_sage.problems.make import make_problem
 from fsl_sage.problems.score import ACCURACY, Score
 from fsl_sage.records.card import model_card
 from fsl_sage.records.run_directory import RunDirectory
-from fsl_sage.records.trackers import TRACKERS, Tracker
+from fsl_sage.records.trackers import TRACKERS, StopRun, Tracker
 from fsl_sage.wire.ledger import GIB
 from fsl_sage.wire.message import Tensors
 
@@ -143,8 +144,26 @@ def _play(
     problem: Problem | None,
     build: Build | None,
 ) -> Result:
+    trackers = [*trackers, *(TRACKERS[name]() for name in config.track)]
+
+    def tell(doing: str) -> None:
+        for tracker in trackers:
+            tracker.activity(doing)
+
+    with told_to(tell):
+        return _play_rounds(directory, config, trackers, problem, build)
+
+
+def _play_rounds(
+    directory: RunDirectory,
+    config: Config,
+    trackers: Sequence[Tracker],
+    problem: Problem | None,
+    build: Build | None,
+) -> Result:
     prefer_huge_pages()  # before the data is loaded
     check_config(config)
+    now("loading the data")
     build = build or partial(_build, _engine(config))
     # 1. The problem, and the roles: clients and servers; as they were at the last checkpoint, if there is one.
     problem = problem or make_problem(config)
@@ -153,8 +172,8 @@ def _play(
         directory.save_score(score)
         directory.save_inference(problem.inference())
     federation, metrics = _restore(directory, config, problem, build)
-    trackers = [*trackers, *(TRACKERS[name]() for name in config.track)]
     lost = -1
+    ended: str | None = None
     try:
         for tracker in trackers:
             tracker.start(config, directory.path, metrics)
@@ -162,10 +181,11 @@ def _play(
         while True:
             t = len(metrics)
             try:
-                if (stopped := stop_reason(config, score, metrics)) is not None:
+                if (stopped := ended or stop_reason(config, score, metrics)) is not None:
                     model = federation.merged()
                     break
                 metrics.append(_timed_round(federation, t, score, metrics))
+                now("writing the files of the round")
                 with directory.writing():
                     directory.append(metrics[-1], federation.ledger.written_in(t))
                     if config.keep == "best" and score.best_of(metrics)["round"] == t:
@@ -179,8 +199,7 @@ def _play(
                 federation.engine.close()
                 federation, metrics = _restore(directory, config, problem, build)
                 continue
-            for tracker in trackers:
-                tracker.round(metrics[-1])
+            ended = _tell(trackers, metrics[-1])
         # 3. The final model, the figure, the result.
         from fsl_sage.records.figures import score_figure  # matplotlib takes a second to import
 
@@ -200,10 +219,22 @@ def _play(
     return Result(directory.path, config, metrics, stopped, score)
 
 
+def _tell(trackers: Sequence[Tracker], metrics: dict[str, Any]) -> str | None:
+    """Tell all of a round; returns why one of them ends the run, if one does."""
+    ended: str | None = None
+    for tracker in trackers:
+        try:
+            tracker.round(metrics)
+        except StopRun as stop:
+            ended = ended or str(stop)
+    return ended
+
+
 def _restore(
     directory: RunDirectory, config: Config, problem: Problem, build: Build
 ) -> tuple[Federation, list[dict[str, Any]]]:
     """The roles as they were at the last checkpoint, or new, and the metrics up to there."""
+    now("building the model")
     checkpoint = directory.load_checkpoint(config)
     if checkpoint:
         directory.warn_of_versions()

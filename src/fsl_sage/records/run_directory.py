@@ -124,7 +124,8 @@ class RunDirectory:
     def config(self) -> Config:
         """The configuration of the run; what it holds of options of other algorithms is left out."""
         values = self._written()["config"]
-        return from_file(from_dict(values), str(self.config_file), of_several=True)
+        # An option that a later version has added is as it was before: of no effect.
+        return from_file(from_dict(values, Config()), str(self.config_file), of_several=True)
 
     def _written(self) -> dict[str, Any]:
         """All that config.json says."""
