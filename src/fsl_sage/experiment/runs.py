@@ -150,8 +150,13 @@ def _play(
         for tracker in trackers:
             tracker.activity(doing)
 
+    directory.forget_failure()
     with told_to(tell):
-        return _play_rounds(directory, config, trackers, problem, build)
+        try:
+            return _play_rounds(directory, config, trackers, problem, build)
+        except TrainingError as error:
+            directory.save_failure(str(error))
+            raise
 
 
 def _play_rounds(
@@ -206,7 +211,7 @@ def _play_rounds(
         colour = colour_of(config.algorithm)
         result = _summary(metrics, score, stopped)
         with directory.writing():
-            score_figure(directory.figure(score), metrics, score, config.algorithm, colour)
+            score_figure(directory.figure(score), metrics, score, config, colour)
             save_adapters(directory.adapter, config.model.name, config.lora, model)
             directory.save_card(model_card(config, score, result, problem.inference()))
             directory.finish(model, result, keep_checkpoint=config.keep_checkpoint)
@@ -267,7 +272,7 @@ def _built(
 
 def _build(engine: Callable[[Setup], Engine], directory: RunDirectory, config: Config, problem: Problem) -> Federation:
     setup = make_setup(config, problem)
-    _draw_classes(directory, setup, problem)
+    _draw_classes(directory, config, setup, problem)
     return Federation(setup, engine(setup))
 
 
@@ -362,7 +367,7 @@ def _diverged(score: Score, loss: float | None) -> dict[str, str]:
     return {"remark": remark}
 
 
-def _draw_classes(directory: RunDirectory, setup: Setup, problem: Problem) -> None:
+def _draw_classes(directory: RunDirectory, config: Config, setup: Setup, problem: Problem) -> None:
     """Who holds which classes, where there are any."""
     labels = problem.labels()
     if labels is None or not problem.classes:
@@ -373,4 +378,4 @@ def _draw_classes(directory: RunDirectory, setup: Setup, problem: Problem) -> No
     counts = np.stack([np.bincount(numbers[share.numpy()], minlength=len(classes)) for share in setup.examples])
     with directory.writing():
         directory.save_classes(counts, classes)
-        classes_figure(directory.path / "classes.png", counts, classes)
+        classes_figure(directory.path / "classes.png", counts, classes, config)

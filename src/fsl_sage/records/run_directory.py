@@ -10,6 +10,7 @@ best.safetensors    with --keep best: the merged model of the best round
 inference.json      what the model needs beside its weights: for images their normalisation and the classes
 README.md           what the model is, and the lines that load it
 adapter/            these adapters in peft's own format
+failure.txt         why the run failed, until it is resumed
 result.json         how the run ended; its presence says that the run is finished
 classes.csv         the class-label distribution: training examples by client (rows) and class (columns)
 accuracy.png        the headline score (under its name) against communication
@@ -22,7 +23,7 @@ import io
 import json
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from datetime import datetime
 from importlib.metadata import version
@@ -60,6 +61,7 @@ class RunDirectory:
         self.best_file = path / "best.safetensors"
         self.inference_file = path / "inference.json"
         self.card_file = path / "README.md"
+        self.failure_file = path / "failure.txt"
         self.adapter = path / "adapter"
         self.result_file = path / "result.json"
         self.classes_file = path / "classes.csv"
@@ -189,6 +191,15 @@ class RunDirectory:
         """What the model is, for people."""
         write_bytes(self.card_file, text.encode())
 
+    def save_failure(self, reason: str) -> None:
+        """Write down why the run failed, if that is possible: the failure may be a full disk."""
+        with suppress(OSError):
+            write_bytes(self.failure_file, (reason.strip() + "\n").encode())
+
+    def forget_failure(self) -> None:
+        """The run goes on."""
+        self.failure_file.unlink(missing_ok=True)
+
     def append(self, metrics: Mapping[str, Any], entries: Iterable[Entry]) -> None:
         """One round's ledger and metrics."""
         self._logs[self.ledger_file.name].append(_rows(entries))
@@ -227,6 +238,13 @@ class RunDirectory:
             return {}
         with _readable(self.inference_file):
             return dict(read_json(self.inference_file))
+
+    def failure(self) -> str | None:
+        """Why the run failed; None if it did not."""
+        if not self.failure_file.exists():
+            return None
+        with _readable(self.failure_file):
+            return self.failure_file.read_text().strip()
 
     def finished(self) -> bool:
         """Whether the run has come to its end."""

@@ -90,7 +90,7 @@ def write_report(folder: Path, out: Path, options: ReportOptions) -> Report:
 
 
 def _unfinished(study: Study) -> list[str]:
-    names = [run.name for run in study.runs if run.stopped is None]
+    names = [run.name for run in study.runs if run.stopped is None and run.failure is None]
     told = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     return [f"Not finished yet, as far as they are: {told}."] if names else []
 
