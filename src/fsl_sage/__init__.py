@@ -34,6 +34,7 @@ __all__ = [  # noqa: F405
     "Result",
     "Score",
     "Smashed",
+    "StopRun",
     "Task",
     "Tracker",
     "TrainingError",

@@ -12,12 +12,13 @@ from fsl_sage.config import (
     default_config,
     load_preset,
 )
+from fsl_sage.config.help import document
 from fsl_sage.errors import InputError, TrainingError
 from fsl_sage.experiment import Result, cost, resume, run
 from fsl_sage.inference import evaluate, load_model, predict
 from fsl_sage.models import MODELS
 from fsl_sage.problems import Batch, Problem, Score, Task, make_problem
-from fsl_sage.records.trackers import Tracker
+from fsl_sage.records.trackers import StopRun, Tracker
 from fsl_sage.report.write import Report, report
 from fsl_sage.split import auxiliary, cut_points, split_model
 from fsl_sage.wire.message import CutGradients, Message, Smashed
@@ -42,6 +43,7 @@ __all__ = [
     "Result",
     "Score",
     "Smashed",
+    "StopRun",
     "Task",
     "Tracker",
     "TrainingError",
@@ -60,3 +62,8 @@ __all__ = [
     "run",
     "split_model",
 ]
+
+# help(fsl_sage.run) and help(fsl_sage.Config) show what `fsl-sage run --help` shows.
+for _kind in (AlignmentConfig, DataConfig, LoRAConfig, ModelConfig, OptimizerConfig, Config):
+    document(_kind, _kind)
+document(run, Config)
