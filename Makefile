@@ -6,7 +6,7 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
 # Only files whose SHA-256 is known, none that is built here, and nothing that is not on the list.
 LOCKED := $(INSTALL) --require-hashes --no-deps --only-binary :all:
 
-.PHONY: run test test-long lint bench same-bits lock clean
+.PHONY: run test test-long newcomer lint bench same-bits lock clean
 
 run: $(VENV)/.installed
 	@echo "Training FSL-SAGE on 5,000 CIFAR-10 images: ResNet-18, 5 clients, 10 rounds. About two minutes on two cores."
@@ -24,6 +24,14 @@ test-long: $(VENV)/.installed-for-tests
 	$(BIN)/python -m benchmarks.hostile
 	FSL_SAGE_FUZZ=3000 $(BIN)/pytest tests/fuzz
 	$(BIN)/python -m benchmarks.chaos --kills 20
+	$(MAKE) newcomer
+
+# The first hour of a newcomer at full length: from a wheel, in an environment of its own, outside of this folder.
+newcomer:
+	@echo "Building a wheel, installing it in a new environment and playing a newcomer's first hour. About ten minutes."
+	there=$$(mktemp -d) && $(PYTHON) -m venv $$there/venv && $$there/venv/bin/pip wheel --quiet --no-deps -w $$there . && \
+	    $$there/venv/bin/pip install --quiet -c constraints.txt $$there/*.whl && cp tests/newcomer/hour.py $$there && \
+	    cd $$there && venv/bin/python hour.py --long && rm -rf $$there
 
 lint: $(VENV)/.installed-for-tests
 	@echo "1 of 3: style (ruff) and types (mypy). About a minute."
