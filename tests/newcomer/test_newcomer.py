@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory) -> Path:
-    """The package from its wheel, in a folder of its own; built from copied sources, for a build leaves files in them."""
+    """The package from its wheel, in a folder of its own. A build leaves files in the sources, so they are copied."""
     there = tmp_path_factory.mktemp("newcomer")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, there)
