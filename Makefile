@@ -6,14 +6,17 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
 # Only files whose SHA-256 is known, none that is built here, and nothing that is not on the list.
 LOCKED := $(INSTALL) --require-hashes --no-deps --only-binary :all:
 
-.PHONY: run test test-long lint bench same-bits lock clean
+.PHONY: run test test-long newcomer lint bench same-bits lock clean
 
 run: $(VENV)/.installed
+	@echo "Training FSL-SAGE on 5,000 CIFAR-10 images: ResNet-18, 5 clients, 10 rounds. About two minutes on two cores."
 	$(BIN)/fsl-sage run
 
 # The slow tests start servers and clusters of their own, and want the machine to themselves.
 test: lint
+	@echo "2 of 3: the quick tests, two at a time. About 15 minutes on two cores."
 	$(BIN)/pytest -n 2 -m "not slow"
+	@echo "3 of 3: the slow tests, which start servers and clusters. About 20 minutes."
 	$(BIN)/pytest -m slow
 
 # Attacks and accidents at full length, about two hours; what they gave last is in docs/reliability.md.
@@ -21,8 +24,17 @@ test-long: $(VENV)/.installed-for-tests
 	$(BIN)/python -m benchmarks.hostile
 	FSL_SAGE_FUZZ=3000 $(BIN)/pytest tests/fuzz
 	$(BIN)/python -m benchmarks.chaos --kills 20
+	$(MAKE) newcomer
+
+# The first hour of a newcomer at full length: from a wheel, in an environment of its own, outside of this folder.
+newcomer:
+	@echo "Building a wheel, installing it in a new environment and playing a newcomer's first hour. About ten minutes."
+	there=$$(mktemp -d) && $(PYTHON) -m venv $$there/venv && $$there/venv/bin/pip wheel --quiet --no-deps -w $$there . && \
+	    $$there/venv/bin/pip install --quiet -c constraints.txt $$there/*.whl && cp tests/newcomer/hour.py $$there && \
+	    cd $$there && venv/bin/python hour.py --long && rm -rf $$there
 
 lint: $(VENV)/.installed-for-tests
+	@echo "1 of 3: style (ruff) and types (mypy). About a minute."
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
@@ -38,6 +50,7 @@ same-bits: $(VENV)/.installed-for-tests
 # last, when all of it that is on the list has been taken by its hash.
 $(VENV)/.installed: pyproject.toml constraints.txt requirements.lock
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or later is needed; this is " + sys.version.split()[0] + ". Give another: make PYTHON=...") if sys.version_info < (3, 11) else None'
+	@echo "Making $(VENV) and installing what is needed, torch among it: a few minutes, once."
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) --no-deps torch==2.13.0
 	$(LOCKED) -r requirements.lock
@@ -46,6 +59,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt requirements.lock
 	touch $@
 
 $(VENV)/.installed-for-tests: $(VENV)/.installed requirements-test.lock
+	@echo "Installing the tools for tests: about a minute, once."
 	$(LOCKED) -r requirements-test.lock
 	touch $@
 

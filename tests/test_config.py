@@ -1,14 +1,18 @@
 import dataclasses
 import math
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 
-from fsl_sage.algorithms import resolve
+from fsl_sage.algorithms import find_algorithm, resolve
+from fsl_sage.cli.front import obey
 from fsl_sage.config import (
     Config,
     DataConfig,
     LoRAConfig,
+    ModelConfig,
     OptimizerConfig,
     default_config,
     digest,
@@ -17,6 +21,8 @@ from fsl_sage.config import (
     to_dict,
 )
 from fsl_sage.errors import InputError
+from fsl_sage.models import check_model_name
+from fsl_sage.problems.images.sources import load_images
 
 
 @pytest.mark.parametrize(
@@ -85,7 +91,7 @@ def test_a_bad_preset_is_refused_with_its_name(tmp_path, toml, message):
 
 def test_presets_by_name_and_file(tmp_path):
     assert load_preset("paper").batch_size == 256
-    with pytest.raises(InputError, match=r"no preset 'papr'; there are: .*paper"):
+    with pytest.raises(InputError, match="no preset 'papr': did you mean paper"):
         load_preset("papr")
     with pytest.raises(InputError, match="There is no file"):
         load_preset(tmp_path / "none.toml")
@@ -126,3 +132,74 @@ def test_an_option_that_a_later_version_adds_does_not_make_it_another_run(monkey
         "fsl_sage.config.plain.to_dict", lambda one: {key: x for key, x in to_dict(one).items() if key not in added}
     )
     assert digest(config) == after
+
+
+@pytest.mark.parametrize(
+    ("made", "field", "value"),
+    [
+        (lambda: Config(out="runs/x"), "out", Path("runs/x")),
+        (lambda: Config(rounds="2"), "rounds", 2),
+        (lambda: Config(rounds=np.int64(2)), "rounds", 2),
+        (lambda: Config(rounds=2.0), "rounds", 2),
+        (lambda: Config(cohort="0.5"), "cohort", 0.5),
+        (lambda: Config(cohort=np.float32(0.5)), "cohort", 0.5),
+        (lambda: Config(budget_gib=1), "budget_gib", 1.0),
+        (lambda: Config(track=["mlflow"]), "track", ("mlflow",)),
+        (lambda: Config(model={"cut": ["a"]}), "model", ModelConfig(cut="a")),
+        (lambda: ModelConfig(cut=("a", "b")), "cut", "a,b"),
+        (lambda: DataConfig(dir="data"), "dir", Path("data")),
+        (lambda: LoRAConfig(targets=["q", "v"]), "targets", ("q", "v")),
+    ],
+)
+def test_what_is_meant_is_understood(made, field, value):
+    found = getattr(made(), field)
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (lambda: Config(rounds="two"), "--rounds 'two' is not possible: give a whole number"),
+        (lambda: Config(rounds=2.5), "--rounds 2.5"),
+        (lambda: Config(rounds=None), "--rounds None"),
+        (lambda: Config(keep_checkpoint="yes"), "--keep-checkpoint 'yes'"),
+        (lambda: Config(engine="rya"), "--engine 'rya'"),
+        (lambda: ModelConfig(cut=["a", 1]), "--model.cut"),
+        (lambda: DataConfig(partition=3), "--data.partition 3"),
+        (lambda: Config(data="cifar10"), "data is a group of options: give a DataConfig"),
+        (lambda: Config(data={"nam": "cifar10"}), "'data.nam' is not an option: did you mean name?"),
+        (lambda: Config(model=DataConfig()), "model is a group of options"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_with_the_fields_name(made, said):
+    with pytest.raises(InputError) as error:
+        made()
+    assert said in str(error.value)
+
+
+def test_a_number_that_was_given_as_another_type_is_the_same_run():
+    assert digest(Config(optimizer=OptimizerConfig(lr=1))) == digest(Config(optimizer=OptimizerConfig(lr=1.0)))
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        (lambda: from_dict({"clents": 3, "algorithm": "fedavg"}), "clients"),
+        (lambda: from_dict({"data": {"alhpa": 3}}), "alpha"),
+        (lambda: find_algorithm("fsl-sge"), "fsl-sage"),
+        (lambda: load_preset("papr"), "paper"),
+        (lambda: load_images("cifra10"), "cifar10"),
+        (lambda: check_model_name("resnet-18"), "resnet18"),
+        (lambda: obey(["evalute"]), "evaluate"),
+    ],
+)
+def test_a_typing_error_is_answered_with_the_nearest_name(given, meant, capsys):
+    with pytest.raises((InputError, SystemExit)) as error:
+        resolve(given())
+    assert f"did you mean {meant}?" in str(error.value) + capsys.readouterr().err
+
+
+def test_what_is_like_nothing_is_answered_with_all_names():
+    with pytest.raises(InputError, match=r"; there are: fsl-sage, .*MODULE:CLASS"):
+        find_algorithm("xyz")

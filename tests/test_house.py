@@ -13,7 +13,8 @@ FLOORS = [
     {"__main__"},
     {"cli"},
     {"__init__"},
-    {"compare", "deploy", "text"},
+    {"api"},
+    {"compare", "deploy", "inference", "text"},
     {"report"},
     {"experiment"},
     {"engines"},
@@ -26,7 +27,7 @@ FLOORS = [
     {"models"},
     {"config"},
     {"devices", "own_modules", "presets", "reading", "units"},
-    {"errors", "optimizers", "precision", "seeding"},
+    {"activity", "errors", "optimizers", "precision", "seeding"},
 ]
 FLOORS_OF_SPLIT = [{"__init__"}, {"auxiliaries", "costs"}, {"parts"}, {"plan"}, {"trace"}, {"errors"}]
 

@@ -14,6 +14,7 @@ from fsl_sage.config import Config
 from fsl_sage.errors import InputError
 from fsl_sage.experiment import cost, resume, run, run_cost
 from fsl_sage.experiment.setup import make_dry_setup
+from fsl_sage.inference import evaluate, predict
 from fsl_sage.problems.texts.e2e import encode_prompts
 from fsl_sage.records.files import load_tensors
 from fsl_sage.records.trackers import Tracker
@@ -176,3 +177,12 @@ def test_a_tokenizer_with_too_many_words_is_refused(texts: Tiny, tmp_path: Path)
         run(replace(config, data=replace(config.data, tokenizer=None)))
     with pytest.raises(InputError, match="has nothing to train"):
         run(texts(model={"cut": "transformer.wte"}))
+
+
+def test_a_trained_model_is_evaluated_as_the_run_did(texts: Tiny) -> None:
+    config = texts(rounds=1)
+    result = run(config)
+    metrics = evaluate(config.out)
+    assert metrics == {name: result.metrics[-1][name] for name in metrics}
+    with pytest.raises(InputError, match="not on images"):
+        predict(config.out, ["x.png"])

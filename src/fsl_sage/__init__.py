@@ -15,28 +15,16 @@ Tracker            derive from it to be told of a run's progress: run(config, ca
 split_model        cut any model in two; auxiliary and cut_points belong to it
 """
 
-from fsl_sage.algorithms import ALGORITHMS, Algorithm
-from fsl_sage.compare import Comparison, compare
-from fsl_sage.config import (
-    AlignmentConfig,
-    Config,
-    DataConfig,
-    LoRAConfig,
-    ModelConfig,
-    OptimizerConfig,
-    default_config,
-    load_preset,
-)
-from fsl_sage.errors import InputError, TrainingError
-from fsl_sage.experiment import Result, cost, resume, run
-from fsl_sage.models import MODELS
-from fsl_sage.problems import Batch, Problem, Score, Task, TensorProblem, make_problem
-from fsl_sage.records.trackers import Tracker
-from fsl_sage.report.write import write_report
-from fsl_sage.split import auxiliary, cut_points, split_model
-from fsl_sage.wire.message import CutGradients, Message, Smashed
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
+if TYPE_CHECKING:
+    from fsl_sage.api import *  # noqa: F403
+
+__version__ = "0.1.0"
+
+__all__ = [  # noqa: F405
     "ALGORITHMS",
     "MODELS",
     "Algorithm",
@@ -52,9 +40,11 @@ __all__ = [
     "ModelConfig",
     "OptimizerConfig",
     "Problem",
+    "Report",
     "Result",
     "Score",
     "Smashed",
+    "StopRun",
     "Task",
     "TensorProblem",
     "Tracker",
@@ -64,10 +54,39 @@ __all__ = [
     "cost",
     "cut_points",
     "default_config",
+    "evaluate",
+    "load_model",
     "load_preset",
     "make_problem",
+    "predict",
+    "report",
     "resume",
     "run",
     "split_model",
     "write_report",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, from `fsl_sage.api`. That loads torch, which `fsl-sage --help` has no need of."""
+    if name not in __all__:
+        raise AttributeError(f"module 'fsl_sage' has no attribute '{name}'")
+    from fsl_sage import api
+
+    globals().update({each: getattr(api, each) for each in __all__})
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+class _Package(ModuleType):
+    """Keeps `fsl_sage.compare` and `fsl_sage.report` the functions when Python imports the packages of these names."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in __all__ and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -1,5 +1,7 @@
 """What can go wrong, in sentences for a person: what was given, what is accepted, what to do."""
 
+from collections.abc import Iterable
+
 
 class InputError(ValueError):
     """An option, a file or a directory that cannot be used. The command line exits with 2."""
@@ -14,6 +16,21 @@ class MissingExtra(InputError):  # noqa: N818
 
     def __init__(self, what: str, extra: str) -> None:
         super().__init__(f"{what} needs the extra '{extra}': pip install 'fsl-sage[{extra}]'")
+
+
+def nearest(given: object, known: Iterable[str], otherwise: str) -> str:
+    """The end of a sentence on a name that is not known: the one that was probably meant, or else all there are.
+
+    Args:
+        given: The name.
+        known: Those that are accepted.
+        otherwise: What comes before them, such as "; there are".
+    """
+    from difflib import get_close_matches
+
+    names = list(known)
+    near = get_close_matches(str(given)[:100], names, n=1)
+    return f": did you mean {near[0]}?" if near else f"{otherwise}: {', '.join(names)}."
 
 
 class RunWarning(UserWarning):

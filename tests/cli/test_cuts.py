@@ -32,4 +32,4 @@ def test_no_number_is_cut_off_on_a_narrow_terminal(table):
     printed = console.file.getvalue()
     assert "…" not in printed
     (line,) = [line for line in printed.splitlines() if line.startswith("block2 ") and "uplink" in line]
-    assert " ".join(line.split()) == "block2 19.5 k 78.7 kB 302 kB 16.4 kB 255 M 227 M 5.29 MB not uplink"
+    assert " ".join(line.split()) == "block2 19.5 k 78.7 kB 302 kB 16.4 kB 255 M 227 M 5.29 MB 0.96 not uplink"

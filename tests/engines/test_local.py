@@ -1,10 +1,13 @@
 """The local engine: threads change no number, a failed client comes back with what it had."""
 
+import threading
+
 import pytest
 import torch
 
 from fsl_sage.engines.local import LocalEngine
 from fsl_sage.engines.server import NoServer
+from fsl_sage.engines.threads import Threads
 from fsl_sage.experiment import Federation
 from fsl_sage.experiment.setup import make_setup
 
@@ -70,3 +73,26 @@ def test_a_model_that_draws_in_forward_has_one_worker(engine):
 def with_dropout(classes, channels):
     layers = torch.nn.Conv2d(channels, 4, 3, stride=4), torch.nn.Dropout(0.5), torch.nn.Flatten()
     return torch.nn.Sequential(*layers, torch.nn.Linear(256, classes))
+
+
+def test_an_interrupt_does_not_wait_for_threads_at_work(tiny):
+    threads = Threads(make_setup(tiny()))
+    let_go, at_work = threading.Event(), threading.Event()
+
+    def work(item):
+        at_work.set()
+        return let_go.wait()
+
+    def interrupted():
+        try:
+            threads.map(work, [0])
+            at_work.wait()
+            raise KeyboardInterrupt
+        finally:
+            threads.close()  # would wait for ever for a thread that is let go only below
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            interrupted()
+    finally:
+        let_go.set()

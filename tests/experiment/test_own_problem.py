@@ -9,6 +9,7 @@ from torch import nn
 
 from fsl_sage import Batch, Config, InputError, Problem, Score, Task, cost, resume, run
 from fsl_sage.config import from_dict, from_file
+from fsl_sage.errors import RunWarning
 from fsl_sage.records.files import load_tensors
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.report.write import ReportOptions, write_report
@@ -167,6 +168,10 @@ def test_what_does_not_fit_is_refused(tmp_path):
 
     with pytest.raises(InputError, match="gives no test_r2, the headline score, but test_error"):
         run(configured(tmp_path), problem=Unscored())
-    with pytest.raises(InputError, match=r"has no usual cut: give --model\.cut, one of"):
-        run(configured(tmp_path), problem=type("Uncut", (Housing,), {"usual_cut": Problem.usual_cut})())
     run(replace(configured(tmp_path), rounds=1), problem=Housing())
+
+
+def test_without_a_usual_cut_it_is_cut_after_the_first_block(tmp_path):
+    uncut = type("Uncut", (Housing,), {"usual_cut": Problem.usual_cut})()
+    with pytest.warns(RunWarning, match="mlp is cut after its first block, 0;"):
+        run(replace(configured(tmp_path), rounds=1), problem=uncut)

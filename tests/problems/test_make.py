@@ -64,9 +64,9 @@ def test_texts_that_are_not_here_have_sizes():
         (Config(data=DataConfig("nowhere:Housing")), "--data.name nowhere:Housing cannot be imported: No module"),
         (Config(data=DataConfig("math:pi")), "--data.name math:pi is not a Problem"),
         (Config(data=DataConfig("time:time")), "time:time gave a float; it must give a fsl_sage.Problem"),
-        (Config(data=DataConfig("mine.Housing")), "'mine.Housing' is not a known set"),
+        (Config(data=DataConfig("mine.Housing")), "'mine.Housing' is not a known data set"),
         (Config(data=DataConfig(partition="given")), "given is not for cifar10-mini: give iid"),
-        (Config(data=DataConfig("cifar11")), "'cifar11' is not a known set"),
+        (Config(data=DataConfig("cifar11")), "'cifar11' is not a known data set: did you mean cifar10"),
     ],
 )
 def test_what_the_kind_of_data_cannot_have_is_refused(make, config, reason):

@@ -20,7 +20,7 @@ from fsl_sage.algorithms.sl import SL
 from fsl_sage.algorithms.splitfed_ms import SplitFedMS
 from fsl_sage.algorithms.splitfed_ss import SplitFedSS
 from fsl_sage.config import Config, option
-from fsl_sage.errors import InputError
+from fsl_sage.errors import InputError, nearest
 from fsl_sage.own_modules import import_own
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
@@ -49,7 +49,9 @@ def find_algorithm(name: str) -> type[Algorithm]:
     if name in ALGORITHMS:
         return ALGORITHMS[name]
     if not is_own(name):
-        raise InputError(f"--algorithm {name} is not known: give one of {', '.join(ALGORITHMS)}, or MODULE:CLASS.")
+        raise InputError(
+            f"--algorithm {name} is not known{nearest(name, [*ALGORITHMS, 'MODULE:CLASS'], '; there are')}"
+        )
     kind = import_own(name, "--algorithm")
     if not (isinstance(kind, type) and issubclass(kind, Algorithm)):
         raise InputError(f"--algorithm {name} is not an Algorithm: give a class that derives from fsl_sage.Algorithm.")

@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 from fsl_sage.algorithms.base import Algorithm
 from fsl_sage.algorithms.names import ALGORITHMS, find_algorithm
 from fsl_sage.config import Config, GivenOptions, convert, given_options, option
-from fsl_sage.errors import InputError
+from fsl_sage.errors import InputError, nearest
 from fsl_sage.reading import short
 
 
@@ -84,7 +84,7 @@ def refuse_foreign(given: Iterable[str], chosen: Mapping[str, type[Algorithm]], 
             continue
         if not (having := owners(name, compared=compared)):
             there = sorted({each.name for each in fields(Config)} - {"options"} | own)
-            raise InputError(f"'{short(name)}' is not an option; there are: {', '.join(there)}.")
+            raise InputError(f"'{short(name)}' is not an option{nearest(name, there, '; there are')}")
         where = "In a comparison " if compared and any(name in option_fields(kind) for kind in chosen.values()) else ""
         raise InputError(f"{where}{option(name)} is an option of {joined(having)}, not of {joined(chosen)}.")
 

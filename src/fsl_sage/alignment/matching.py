@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
+from fsl_sage.activity import now
 from fsl_sage.alignment.dataset import Upload, batches
 from fsl_sage.alignment.passes import Passes, Smash
 from fsl_sage.config import AlignmentConfig
@@ -78,7 +79,9 @@ def _align(
     scale = _scale(targets, data)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     losses = []
-    for index in _order(len(data), config, generator):
+    order = _order(len(data), config, generator)
+    for step, index in enumerate(order, 1):
+        now(f"aligning, step {step} of {len(order)}")
         loss = matching_loss(auxiliary, data[index], targets[index], scale, passes)
         # Into .grad that is None, by backward: what autograd.grad gives has other strides than the weights. A weight
         # that does not reach the cut gradient at all (a bias right before a normalisation) gets none.
@@ -124,6 +127,7 @@ def _single(tensor: Tensor) -> Tensor:
 def _order(count: int, config: AlignmentConfig, generator: torch.Generator) -> list[int]:
     """Which batch each step takes: whole passes in random order, cut off after the given number of steps."""
     steps = count * config.passes if config.passes is not None else config.steps
+    steps = steps if config.max_passes is None else min(steps, count * config.max_passes)
     order: list[int] = []
     while len(order) < steps:
         order += torch.randperm(count, generator=generator).tolist()

@@ -108,6 +108,36 @@ class ResumeArguments:
 
 
 @dataclass(frozen=True)
+class PredictArguments:
+    """Classify images by the model of a finished run."""
+
+    directory: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """The run's directory."""
+    files: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILES")]
+    """Image files, or folders of them; they are scaled to the size of the training images."""
+    top: int = 1
+    """How many of the most likely classes to show."""
+    best: bool = False
+    """Use the model of the best round (of a run with --keep best)."""
+    json: bool = False
+    """Print one JSON object a file."""
+
+
+@dataclass(frozen=True)
+class EvaluateArguments:
+    """Test the model of a finished run once more, on its own test set or on another."""
+
+    directory: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """The run's directory."""
+    data: str | None = None
+    """Another data set, as --data.name names it: its test images, or all of an .npz that has none."""
+    best: bool = False
+    """Use the model of the best round (of a run with --keep best)."""
+    json: bool = False
+    """Print one JSON object."""
+
+
+@dataclass(frozen=True)
 class DataArguments:
     """Get a data set or a language model ahead of time, or convert a model's weights to safetensors."""
 

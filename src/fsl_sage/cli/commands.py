@@ -10,33 +10,35 @@ from pathlib import Path
 from typing import Any
 
 import tyro
-from rich.console import Console
 
 from fsl_sage.cli.arguments import (
     CostArguments,
     CutsArguments,
     DataArguments,
     DemoArguments,
+    EvaluateArguments,
     InitArguments,
+    PredictArguments,
     ReportArguments,
     ResumeArguments,
     RunArguments,
     SamplesArguments,
 )
+from fsl_sage.cli.consoles import ERRORS, OUT
 from fsl_sage.cli.cuts import as_json, print_cuts
-from fsl_sage.cli.cuts_figure import cuts_figure
 from fsl_sage.cli.parsing import parse, parse_comparison
 from fsl_sage.cli.progress import Progress, print_costs_of_grid
 from fsl_sage.cli.report import print_report
 from fsl_sage.cli.samples import print_samples, print_scores, progress_bar
 from fsl_sage.cli.stopping import exit_code
-from fsl_sage.cli.terminal import Display, print_costs, print_summary
+from fsl_sage.cli.terminal import Display, print_costs, print_metrics, print_summary
 from fsl_sage.compare.comparison import compare, plan_grid
 from fsl_sage.compare.dry import costs_of_runs
 from fsl_sage.config import Config, option
 from fsl_sage.errors import InputError, MissingExtra
 from fsl_sage.experiment import Result, cost, part_sizes, resume, run
 from fsl_sage.experiment.cuts import Limits, cuts_of
+from fsl_sage.inference import evaluate, predict
 from fsl_sage.models.foreign import convert_weights
 from fsl_sage.problems.make import score_of
 from fsl_sage.problems.sources import MODELS, fetch
@@ -45,9 +47,6 @@ from fsl_sage.report.write import write_report
 from fsl_sage.text.samples import SHOWN, make_samples, score_samples, write_samples
 from fsl_sage.text.trained import masked_losses
 from fsl_sage.units import parse_amount
-
-OUT = Console()
-ERRORS = Console(stderr=True)
 
 
 def run_command(args: Sequence[str]) -> None:
@@ -63,6 +62,32 @@ def resume_command(args: Sequence[str]) -> None:
     options = {"workers": arguments.workers, "engine": arguments.engine, "ray_address": arguments.ray_address}
     changes: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     _show(config, lambda display: resume(arguments.directory, [display], **changes))
+
+
+def predict_command(args: Sequence[str]) -> None:
+    """Classify images by the model of a finished run."""
+    arguments = tyro.cli(PredictArguments, prog="fsl-sage predict", args=args)
+    if not arguments.files:
+        raise InputError("'fsl-sage predict' needs images: fsl-sage predict RUN FILES.")
+    for found in predict(arguments.directory, arguments.files, top=arguments.top, best=arguments.best):
+        likely = dict(zip(found.classes, found.probabilities, strict=True))
+        if arguments.json:
+            print(json.dumps({"file": str(found.file), "classes": likely}))
+        else:
+            said = ", ".join(f"{name} {probability:.1%}" for name, probability in likely.items())
+            OUT.print(f"{found.file}: {said}", highlight=False, soft_wrap=True, markup=False)
+
+
+def evaluate_command(args: Sequence[str]) -> None:
+    """Test the model of a finished run once more, on its own test set or on another."""
+    arguments = tyro.cli(EvaluateArguments, prog="fsl-sage evaluate", args=args)
+    with progress_bar(OUT, "evaluating") as told:
+        metrics = evaluate(arguments.directory, arguments.data, best=arguments.best, told=told)
+    if arguments.json:
+        print(json.dumps(metrics))
+        return
+    run = RunDirectory(arguments.directory)
+    print_metrics(OUT, run, arguments.data or run.config().data.name, metrics)
 
 
 def cost_command(args: Sequence[str]) -> None:
@@ -89,6 +114,8 @@ def cuts_command(args: Sequence[str]) -> None:
     else:
         print_cuts(OUT, arguments.config, cuts, limits)
     if arguments.figure is not None:
+        from fsl_sage.cli.cuts_figure import cuts_figure
+
         cuts_figure(arguments.figure, arguments.config, cuts, limits)
 
 
@@ -153,11 +180,14 @@ def samples_command(args: Sequence[str]) -> None:
 
 def deploy_command(args: Sequence[str]) -> None:
     """Separate organisations on Flower: fsl-sage deploy init DIR, or a demo by fsl-sage deploy demo."""
+    action, rest = (args[0], args[1:]) if args else ("--help", args)
+    if action in ("-h", "--help"):
+        OUT.print(_DEPLOY, highlight=False, markup=False)
+        return
     if find_spec("flwr") is None:
         raise MissingExtra("fsl-sage deploy", "flower")
     from fsl_sage.deploy.commands import init, show_demo
 
-    action, rest = (args[0], args[1:]) if args else ("", args)
     if action == "demo":
         show_demo(OUT, tyro.cli(DemoArguments, prog="fsl-sage deploy demo", args=rest).keep)
     elif action == "init" and rest:
@@ -170,17 +200,15 @@ def deploy_command(args: Sequence[str]) -> None:
         raise InputError("There are 'fsl-sage deploy init DIR' and 'fsl-sage deploy demo'.")
 
 
-COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
-    "run": run_command,
-    "resume": resume_command,
-    "compare": compare_command,
-    "report": report_command,
-    "cost": cost_command,
-    "cuts": cuts_command,
-    "data": data_command,
-    "samples": samples_command,
-    "deploy": deploy_command,
-}
+_DEPLOY = """\
+usage: fsl-sage deploy init DIR [OPTIONS]     fsl-sage deploy demo [OPTIONS]
+
+Separate organisations that keep their data, on Flower.
+
+  init DIR   Write a Flower app for them; 'flwr run' starts it.
+  demo       Three sites on this machine: TLS, authenticated nodes, three rounds, and a comparison.
+
+fsl-sage deploy init --help and fsl-sage deploy demo --help explain the options."""
 
 
 def _show(config: Config, train: Callable[[Display], Result]) -> None:

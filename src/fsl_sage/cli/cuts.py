@@ -17,6 +17,8 @@ def print_cuts(console: Console, config: Config, table: Sequence[CutCosts], limi
     """What a cut asks of the two sides, what a round moves there, and the recommendation."""
     console.print(f"Cuts of {config.model.name}, batch {config.batch_size}, {config.clients} clients.", highlight=False)
     _print_whole(console, _sizes_table(table, limits))
+    if any(row.revealed is not None for row in table):
+        console.print("Reveals: distance correlation of images with what crosses; 1 is the image itself.")
     console.print(
         "Bytes of a round (labels included; fsl-sage when it does not align; - where there is no such auxiliary):",
         highlight=False,
@@ -41,7 +43,7 @@ def _sizes_table(table: Sequence[CutCosts], limits: Limits) -> Table:
         "client\nFLOPs",
         "server\nFLOPs",
     )
-    shown = _empty_table(*columns, "client\nmemory", "fits")
+    shown = _empty_table(*columns, "client\nmemory", "reveals", "fits")
     for row in table:
         point, obstacles = row.point, row.obstacles(limits)
         shown.add_row(
@@ -50,6 +52,7 @@ def _sizes_table(table: Sequence[CutCosts], limits: Limits) -> Table:
             *map(bytes_text, (point.client_bytes, point.server_bytes, point.activation_bytes)),
             *map(operations_text, (point.client_flops, point.server_flops)),
             bytes_text(point.client_memory),
+            "-" if row.revealed is None else f"{row.revealed:.2f}",
             f"not {', '.join(obstacles)}" if obstacles else "yes",
             style="dim" if obstacles else None,
         )
@@ -85,6 +88,7 @@ def as_json(table: Sequence[CutCosts], limits: Limits, algorithm: str) -> dict[s
             "client_flops": row.point.client_flops,
             "server_flops": row.point.server_flops,
             "client_memory": row.point.client_memory,
+            "revealed": row.revealed,
             "round_bytes": row.round_bytes,
             "obstacles": row.obstacles(limits),
         }

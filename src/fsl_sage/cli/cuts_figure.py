@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
+from typing import Literal
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -29,7 +30,8 @@ def cuts_figure(path: Path, config: Config, table: Sequence[CutCosts], limits: L
         note = f" recommended: {chosen.point.name} "
         below.annotate(note, (place, 1), xycoords=("data", "axes fraction"), ha=side, va="bottom", fontsize="small")
     figure.suptitle(
-        f"Where to cut {config.model.name} (a step has {config.batch_size} samples, a round {config.clients} clients)"
+        f"Where to cut {config.model.name} on {config.data.name} "
+        f"(a step has {config.batch_size} samples, a round {config.clients} clients)"
     )
     image = BytesIO()
     figure.savefig(image, format="png", dpi=150)
@@ -41,12 +43,25 @@ def _draw_client(axes: Axes, table: Sequence[CutCosts], limits: Limits) -> None:
     colours = ["#E3E3E3" if row.obstacles(limits) else "#9CB4CC" for row in table]
     axes.bar(range(len(table)), [row.point.client_memory / 1e6 for row in table], color=colours)
     axes.set_ylabel("client's memory, MB")
+    if limits.client_memory is not None:
+        _draw_limit(axes, limits.client_memory / 1e6, "limit of memory", "#5B7FA3", "left")
     if "#E3E3E3" in colours:
         axes.set_title("pale: does not fit the limits", loc="left", fontsize="small")
     flops = axes.twinx()
     flops.plot([row.point.client_flops / 1e9 for row in table], color="#333333", marker="o", markersize=4)
     flops.set_ylabel("client's FLOPs, 10⁹ (line)")
     flops.set_ylim(bottom=0)
+    if limits.client_flops is not None:
+        _draw_limit(flops, limits.client_flops / 1e9, "limit of FLOPs", "#333333", "right")
+
+
+def _draw_limit(axes: Axes, value: float, name: str, colour: str, side: Literal["left", "right"]) -> None:
+    """A line across, with its name at one end; the axis reaches to it."""
+    axes.axhline(value, color=colour, linestyle="--", linewidth=1)
+    axes.set_ylim(0, max(axes.get_ylim()[1], value * 1.1))
+    place = (0.01 if side == "left" else 0.99, value)
+    where = ("axes fraction", "data")
+    axes.annotate(name, place, xycoords=where, ha=side, va="bottom", fontsize="small", color=colour)
 
 
 def _draw_bytes(axes: Axes, table: Sequence[CutCosts]) -> None:

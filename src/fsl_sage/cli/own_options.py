@@ -1,9 +1,6 @@
 """Options of algorithms on the command line: they stand beside those that every run has."""
 
-import ast
-import inspect
-import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field, fields, make_dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
@@ -14,6 +11,7 @@ from fsl_sage.algorithms import Algorithm, find_algorithm, option_fields
 from fsl_sage.algorithms.options import owners, refuse_foreign
 from fsl_sage.cli.arguments import Flat
 from fsl_sage.config import Config, GivenOptions, all_options, convert, defaults_of, option
+from fsl_sage.config.help import help_of
 
 Arguments = TypeVar("Arguments")
 
@@ -141,22 +139,3 @@ def _derived(kind: Any, rows: Sequence[tuple[str, Any, Any]]) -> Any:
 
 def _values(holder: Any, kind: Any) -> dict[str, Any]:
     return {each.name: getattr(holder, each.name) for each in fields(kind)}
-
-
-def help_of(options: type) -> dict[str, str]:
-    """The docstrings below the fields of a dataclass, by field."""
-    found: dict[str, str] = {}
-    for kind in reversed(options.__mro__[:-1]):
-        found |= dict(_docstrings(kind))
-    return found
-
-
-def _docstrings(kind: type) -> Iterator[tuple[str, str]]:
-    try:
-        (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-    except (OSError, TypeError, SyntaxError):  # a class without a file, as in an interactive session
-        return
-    assert isinstance(body, ast.ClassDef)
-    for node, after in zip(body.body, body.body[1:], strict=False):
-        if isinstance(node, ast.AnnAssign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
-            yield ast.unparse(node.target), inspect.cleandoc(str(after.value.value))

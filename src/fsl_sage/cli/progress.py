@@ -54,7 +54,7 @@ class Progress(Watcher):
     def moved(self, run: GridRun) -> None:
         """A run has finished a round."""
         if self._live is None and time.monotonic() - self._said >= SUMMARY_SECONDS:
-            running = [f"{each.plan.name} ({_outcome(each)})" for each in self.runs if each.state == "running"]
+            running = [f"{each.plan.name} ({_now(each)})" for each in self.runs if each.state == "running"]
             self._say(f"{_counts(self.runs)}; {', '.join(running)}")
 
     def _say(self, line: str) -> None:
@@ -85,7 +85,9 @@ def _table(runs: Sequence[GridRun]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("state", overflow="ellipsis", no_wrap=True)
     for run in runs:
-        table.add_row(run.plan.name, *_cells(run), Text(run.error or run.state, style=_STYLES[run.state]))
+        table.add_row(
+            run.plan.name, *_cells(run), Text(run.error or run.doing() or run.state, style=_STYLES[run.state])
+        )
     return table
 
 
@@ -98,6 +100,10 @@ def _cells(run: GridRun) -> list[str]:
         run.score.text(run.best_score),
         f"{run.last['bytes_paper'] / GIB:.3f}",
     ]
+
+
+def _now(run: GridRun) -> str:
+    return ", ".join(filter(None, (_outcome(run), run.doing())))
 
 
 def _outcome(run: GridRun) -> str:

@@ -18,12 +18,12 @@ REFERENCES_SHOWN = 3
 
 
 @contextmanager
-def progress_bar(console: Console, title: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar in a terminal, nothing elsewhere; its value is told how many are done."""
+def progress_bar(console: Console, title: str, total: int | None = None) -> Iterator[Callable[..., None]]:
+    """A bar in a terminal, nothing elsewhere; its value is told how many are done, and perhaps of how many."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(title, total=total)
-        yield lambda done: bar.update(task, completed=done)
+        yield lambda done, total=total: bar.update(task, completed=done, total=total)
 
 
 def print_samples(console: Console, samples: Sequence[Sample]) -> None:

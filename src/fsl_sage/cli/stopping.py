@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from fsl_sage.cli.consoles import ERRORS
+
 
 class Terminated(KeyboardInterrupt):
     """SIGTERM has come: as with an interrupt, whoever cleans up after one does it now."""
@@ -13,19 +15,22 @@ class Terminated(KeyboardInterrupt):
 
 @contextmanager
 def stops() -> Iterator[None]:
-    """Let SIGTERM raise Terminated, so that a command that is ended can say how to go on."""
+    """Acknowledge an interrupt at once, and let SIGTERM raise Terminated, so that a command can say how to go on."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only there can it be done
         return
-    before = signal.signal(signal.SIGTERM, _raise)
+    before = {number: signal.signal(number, _raise) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _raise(number: int, frame: Any) -> None:
-    raise Terminated
+    """Say at once that the signal has come: what is being computed may take a while to let go."""
+    ERRORS.print("\nStopping …", highlight=False)
+    raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
 
 
 def exit_code(stop: BaseException) -> int:

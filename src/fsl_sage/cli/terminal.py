@@ -9,12 +9,13 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.status import Status
 from rich.table import Table
 
 from fsl_sage.config import Config, all_options
 from fsl_sage.records.plain_lines import PlainLines, describe, round_cells
 from fsl_sage.records.run_directory import RunDirectory
-from fsl_sage.records.trackers import Tracker
+from fsl_sage.records.trackers import Tracker, numbers
 from fsl_sage.units import gib_text
 from fsl_sage.wire.ledger import GIB
 
@@ -30,6 +31,7 @@ class Display(Tracker):
         self.directory: Path | None = None
         self._rows: list[list[str]] = []
         self._live: Live | None = None
+        self._status: Status | None = None
         self._lines = PlainLines(lambda line: console.print(line, highlight=False, markup=False, soft_wrap=True))
 
     def start(self, config: Config, directory: Path, done: list[dict[str, Any]]) -> None:
@@ -40,6 +42,7 @@ class Display(Tracker):
         if not self.console.is_terminal:
             self._lines.start(config, directory, done)
             return
+        self._end_status()
         self.console.print(f"[bold]{config.algorithm}[/] · {describe(config, len(done))}")
         self.console.print(f"files in [bold]{escape(str(directory))}[/]", highlight=False)
         self._rows = [self._row(line) for line in done[-SHOWN:]]
@@ -49,11 +52,29 @@ class Display(Tracker):
             BarColumn(bar_width=None),
             TimeElapsedColumn(),
             TextColumn("left: {task.fields[left]}"),
+            TextColumn("{task.fields[doing]}", style="dim"),
             console=self.console,
         )
-        self._task = self._bar.add_task("rounds", total=config.rounds, completed=len(done), left="…")
+        self._task = self._bar.add_task("rounds", total=config.rounds, completed=len(done), left="…", doing="")
         self._live = Live(self._view(), console=self.console, refresh_per_second=4)
         self._live.start()
+
+    def activity(self, doing: str) -> None:
+        """Say it beside the bar; before there is one, in a line of its own that goes away."""
+        if self._live is not None:
+            self._bar.update(self._task, doing=doing)
+        elif self.directory is None and self.console.is_terminal:
+            if self._status is None:
+                self._status = self.console.status(doing)
+                self._status.start()
+            self._status.update(doing)
+        elif not self.console.is_terminal:
+            self._lines.activity(doing)
+
+    def _end_status(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
 
     def round(self, metrics: dict[str, Any]) -> None:
         """One more row."""
@@ -71,7 +92,9 @@ class Display(Tracker):
 
     def stop(self) -> None:
         """Take the live table down; may be called more than once."""
+        self._end_status()
         if self._live is not None:
+            self._bar.update(self._task, doing="")
             self._live.stop()
             self._live = None
 
@@ -128,6 +151,16 @@ def print_summary(console: Console, directory: Path, config: Config, result: dic
     }
     for name, file in files.items():  # outside of the table, which would cut off a long path
         console.print(f"  {name:<16}{file}", highlight=False, soft_wrap=True)
+
+
+def print_metrics(console: Console, run: RunDirectory, data: str, metrics: dict[str, Any]) -> None:
+    """The metrics of a model on a test set, the headline score first."""
+    score = run.score()
+    console.print(f"{run.config().model.name} of {run.path}, tested on {data}:", highlight=False, soft_wrap=True)
+    console.print(f"  {score.title:<20}{score.text(metrics[score.name], 2)}", highlight=False)
+    for name, value in numbers(metrics).items():
+        if name != score.name:
+            console.print(f"  {name.replace('_', ' '):<20}{value:.4g}", highlight=False)
 
 
 def print_costs(

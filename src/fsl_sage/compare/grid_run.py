@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from fsl_sage.compare.grid import Plan
+from fsl_sage.compare.one_run import ACTIVITY
 from fsl_sage.problems.score import ACCURACY, Score
 from fsl_sage.records.run_directory import RunDirectory
 
@@ -39,6 +40,13 @@ class GridRun:
             scores = [line[self.score.name] for line in metrics if line.get(self.score.name) is not None]
             self.best_score = self.score.best(scores) if scores else None
         return True
+
+    def doing(self) -> str:
+        """What it is doing now, in a few words; empty where that is not known."""
+        try:
+            return (self.directory.path / ACTIVITY).read_text() if self.state == "running" else ""
+        except OSError:
+            return ""
 
 
 class Running(Protocol):

@@ -117,6 +117,7 @@ def _end(run: GridRun, process: Running) -> None:
         run.error = f"killed by signal {-code}" + (" (out of memory?)" if -code == signal.SIGKILL else "")
     else:
         run.error = said[-1] if said else "it ended and printed nothing"
+    run.directory.save_failure(run.error)
 
 
 def _stop(run: GridRun, process: Running) -> None:

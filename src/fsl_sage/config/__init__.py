@@ -16,7 +16,6 @@ from fsl_sage.config.fields import (
 from fsl_sage.config.own_options import GivenOptions, all_options, defaults_of, given_options
 from fsl_sage.config.plain import (
     RESPELLED,
-    convert,
     digest,
     flatten,
     from_dict,
@@ -28,6 +27,7 @@ from fsl_sage.config.plain import (
     to_dict,
 )
 from fsl_sage.config.ranges import FROM_ZERO, RATE, ROUND, WHOLE, check_ranges, option
+from fsl_sage.config.values import convert
 
 __all__ = [
     "DEFAULTS",

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from fsl_sage.config.own_options import GivenOptions
 from fsl_sage.config.ranges import ABOVE_ZERO, BELOW_ONE, FROM_ZERO, RATE, WHOLE, Range, check_ranges
+from fsl_sage.config.values import settle
 from fsl_sage.errors import InputError
 from fsl_sage.own_modules import is_own
 
@@ -50,6 +51,9 @@ class DataConfig:
     long_texts: Literal["cut", "refuse"] | None = None
     """Text only: longer texts are cut off, or refused; if not given, those of e2e and imdb are cut off."""
 
+    def __post_init__(self) -> None:
+        settle(self, DataConfig, "data.")
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -71,6 +75,9 @@ class ModelConfig:
     """BatchNorm statistics: averaged with the weights, kept local at each client, or GroupNorm in its place."""
     recalibrate: bool = False
     """Also evaluate with the S-server's BatchNorm statistics estimated anew from stored uploads (fsl-sage, cse-fsl)."""
+
+    def __post_init__(self) -> None:
+        settle(self, ModelConfig, "model.")
 
     @property
     def cuts(self) -> tuple[str, ...]:
@@ -94,6 +101,9 @@ class LoRAConfig:
     auxiliary: Literal["adapters", "head", "all"] = "head"
     """What is trained, and so travels, of an auxiliary: its adapters, these and its head (the last norm and the
     decoder), or all of it."""
+
+    def __post_init__(self) -> None:
+        settle(self, LoRAConfig, "lora.")
 
 
 @dataclass(frozen=True)
@@ -121,6 +131,9 @@ class OptimizerConfig:
     label_smoothing: float | None = None
     """Label smoothing of the training loss; if not given, none for images, 0.1 for text."""
 
+    def __post_init__(self) -> None:
+        settle(self, OptimizerConfig, "optimizer.")
+
 
 @dataclass(frozen=True)
 class AlignmentConfig:
@@ -132,6 +145,8 @@ class AlignmentConfig:
     """Optimizer steps an alignment takes; not used if passes is given."""
     passes: int | None = None
     """Passes over the alignment dataset instead of a number of steps."""
+    max_passes: int | None = None
+    """At most so many passes over the alignment dataset, where that is fewer steps; for texts 8 if not given."""
     batch_size: int = 128
     """Samples a step; 0 takes the batches as they were uploaded."""
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
@@ -146,6 +161,9 @@ class AlignmentConfig:
     """Start from the previous auxiliary, or from the server's own blocks where names and shapes agree."""
     scope: Literal["client", "pooled"] = "pooled"
     """One auxiliary for each client, or one for all from their pooled uploads."""
+
+    def __post_init__(self) -> None:
+        settle(self, AlignmentConfig, "alignment.")
 
 
 @dataclass(frozen=True)
@@ -175,6 +193,9 @@ class AveragingConfig:
     """FedProx: mu (x - x_received) is added to the clients' gradients; 0 if not given, in fedprox 0.01."""
     control_variates: bool = False
     """SCAFFOLD: the clients' steps are corrected by c - c_i; needs --optimizer.name sgd. In scaffold always."""
+
+    def __post_init__(self) -> None:
+        settle(self, AveragingConfig, "averaging.")
 
     @property
     def rate(self) -> float:
@@ -246,6 +267,8 @@ class Config:
     """Write a checkpoint every N rounds."""
     keep_checkpoint: bool = False
     """Keep the last checkpoint, with the clients' states, when the run is finished."""
+    keep: Literal["last", "best"] = "last"
+    """best: also keep the model of the round with the best headline score, as best.safetensors."""
     track: tuple[Literal["tensorboard", "mlflow"], ...] = ()
     """Send the metrics to these trackers too (extra `track`)."""
 
@@ -260,6 +283,7 @@ class Config:
     """The algorithm's own options: its dataclass, or values by name; its defaults if not given."""
 
     def __post_init__(self) -> None:
+        settle(self, Config)
         if isinstance(self.options, Mapping):
             object.__setattr__(self, "options", GivenOptions(dict(self.options)))
         check_ranges(self, _RANGES)
@@ -330,6 +354,7 @@ _RANGES: dict[str, Range] = {
     "alignment.samples": ("a whole number from 2 up", 2, 2**62),
     "alignment.steps": WHOLE,
     "alignment.passes": WHOLE,
+    "alignment.max_passes": WHOLE,
     "alignment.batch_size": ("0, or a whole number from 2 up (BatchNorm needs two)", 0, 2**62),
     "alignment.lr": RATE,
     "alignment.clip": RATE,
@@ -352,5 +377,6 @@ NO_PART_OF_THE_RESULT = (
     "ray_spill_mib",
     "checkpoint_every",
     "keep_checkpoint",
+    "keep",
     "track",
 )

@@ -3,15 +3,14 @@
 import dataclasses
 import hashlib
 import json
-import types
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
 from fsl_sage.config.fields import NO_PART_OF_THE_RESULT, Config, DataConfig, default_config
 from fsl_sage.config.own_options import GivenOptions, all_options, given_options
-from fsl_sage.config.ranges import option
-from fsl_sage.errors import InputError
+from fsl_sage.config.values import convert
+from fsl_sage.errors import InputError, nearest
 from fsl_sage.reading import read_toml, short
 
 OPTIONS = "options"
@@ -83,7 +82,7 @@ def from_dict(values: Mapping[str, Any], base: Any = None, path: str = "") -> An
 
 def _value(key: str, value: Any, hints: Mapping[str, Any], base: Any, path: str) -> Any:
     if key not in hints:
-        raise InputError(f"'{short(path + key)}' is not an option; there are: {', '.join(sorted(hints))}.")
+        raise InputError(f"'{short(path + key)}' is not an option{nearest(key, sorted(hints), '; there are')}")
     if not dataclasses.is_dataclass(hints[key]):
         return convert(value, hints[key], path + key)
     if not isinstance(value, Mapping):
@@ -94,40 +93,6 @@ def _value(key: str, value: Any, hints: Mapping[str, Any], base: Any, path: str)
 def _data_of(values: Mapping[str, Any]) -> str:
     data = values.get("data")
     return str(data["name"]) if isinstance(data, Mapping) and "name" in data else DataConfig.name
-
-
-def convert(value: Any, hint: Any, path: str) -> Any:
-    """A plain value as a field's type has it; refuses one that does not fit."""
-    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-    for kind in kinds:
-        if kind is type(None) and value is None:
-            return None
-        if get_origin(kind) is Literal and value in get_args(kind):
-            return value
-        if get_origin(kind) is tuple and isinstance(value, list | tuple):
-            return tuple(convert(item, get_args(kind)[0], path) for item in value)
-        if kind is float and isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**1023:
-            return float(value)
-        if kind is int and isinstance(value, int) and not isinstance(value, bool):
-            return value
-        if kind in (str, bool) and isinstance(value, kind):
-            return value
-        if kind is str and isinstance(value, int) and not isinstance(value, bool):
-            return str(value)  # an auxiliary of so many bytes
-        if kind is Path and isinstance(value, str | Path):
-            return Path(value)
-    raise InputError(f"{option(path)} {short(repr(value))} is not possible: give {_describe(kinds)}.")
-
-
-def _describe(kinds: tuple[Any, ...]) -> str:
-    names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", Path: "a path"}
-    words = []
-    for kind in kinds:
-        if get_origin(kind) is Literal:
-            words += [str(choice) for choice in get_args(kind)]
-        elif kind is not type(None):
-            words.append(names.get(kind, "a list"))
-    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 PRESETS = Path(__file__).parent.parent / "presets"
@@ -144,7 +109,9 @@ def read_preset(name_or_path: str | Path) -> dict[str, Any]:
     if path.suffix != ".toml":
         path = PRESETS / f"{name_or_path}.toml"
         if not path.exists():
-            raise InputError(f"There is no preset '{name_or_path}'; there are: {', '.join(preset_names())}.")
+            raise InputError(
+                f"There is no preset '{name_or_path}'{nearest(name_or_path, preset_names(), '; there are')}"
+            )
     try:
         return read_toml(path)
     except FileNotFoundError:

@@ -8,7 +8,7 @@ from fsl_sage.config import Config, from_dict, to_dict
 from fsl_sage.errors import InputError
 from fsl_sage.own_modules import find_modules_in
 from fsl_sage.problems.classification import BALANCED
-from fsl_sage.problems.images.sites import ImageTerms
+from fsl_sage.problems.images.images import ImageTerms
 from fsl_sage.reading import read_json
 from fsl_sage.records.files import write_json
 

@@ -5,12 +5,14 @@ The numbers do not depend on the number of workers: a client's round depends on 
 down, the S-server takes uploads in a fixed order, and sums run in client order.
 """
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from torch import Tensor
 
+from fsl_sage.activity import now
 from fsl_sage.engines.base import ClientError, Delivery, Engine, Failures, Outcome, Replies, Setup, survivors
 from fsl_sage.engines.intake import Intake, learn_from
 from fsl_sage.engines.server import host_server, join_states, local_tensors, part_states
@@ -51,10 +53,12 @@ class LocalEngine(Engine):
 
     def _run_in_parallel(self, t: int, clients: Sequence[int], delivery: Delivery, link: Link) -> Outcomes:
         intake = Intake.in_order(self.setup.settings.config.order, clients)
+        begun = itertools.count(1)
 
         def whole_round(id: int) -> Outcome | ClientError:
             try:
                 with self._threads.free_worker() as worker:
+                    now(f"training client {next(begun)} of {len(clients)}")
                     return worker.whole_round(t, id, self._state(id), delivery, partial(intake.put, id))
             finally:
                 intake.close(id)
@@ -80,7 +84,9 @@ class LocalEngine(Engine):
         }
         replies: Replies = dict.fromkeys(clients)
         outcomes: Outcomes = {}
+        steps = itertools.count(1)
         while replies:
+            now(f"training {len(replies)} clients, exchange {next(steps)}")
 
             def on(share: Sequence[int], replies: Replies = replies) -> dict[int, Message | Outcome | ClientError]:
                 return {id: conversations[id](replies[id]) for id in share if id in replies}

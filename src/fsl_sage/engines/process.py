@@ -4,6 +4,8 @@ import ctypes
 import os
 import sys
 import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -17,6 +19,17 @@ def prepare_process(threads: int) -> None:
     torch.set_num_threads(threads)
     keep_freed_memory()
     prefer_huge_pages()
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Within it torch has so many threads: they are part of a result's bits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def import_path() -> str:

@@ -1,6 +1,7 @@
 """The workers of one process: threads, each with its own modules, that train clients and share out other work."""
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -57,6 +58,7 @@ class Threads:
         return list(self.map(one, items))
 
     def close(self) -> None:
-        """End the threads."""
-        self._pool.shutdown(cancel_futures=True)
+        """End the threads. Who has interrupted a run does not wait for what they are at."""
+        interrupted = isinstance(sys.exc_info()[1], KeyboardInterrupt)
+        self._pool.shutdown(wait=not interrupted, cancel_futures=True)
         torch.set_num_threads(self._threads_before)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fsl_sage.activity import now
 from fsl_sage.engines.base import REMEDY, ClientError, Delivery, Outcome, Setup, advance, sent_along
 from fsl_sage.precision import all_finite
 from fsl_sage.roles.client import Client
@@ -120,6 +121,7 @@ def evaluate(settings: Settings, parts: Parts, spread: SpreadOver) -> dict[str, 
 def _score(workbench: Workbench, settings: Settings, parts: Parts, index: int) -> dict[str, Any]:
     order = [part for part in ("client", "server", "head") if part in parts]
     client, *others = (Replica(workbench.slots[part], parts[part], None).module().eval() for part in order)
+    now(f"evaluating, batch {index + 1} of {settings.task.test_batches()}")
     batch = settings.task.test_batch(index)
     with settings.passes.autocast():
         z = client(**batch.inputs) if isinstance(batch.inputs, Mapping) else client(batch.inputs)

@@ -10,7 +10,9 @@ from torch.nn import Parameter
 from fsl_sage.config import Config
 from fsl_sage.errors import InputError
 from fsl_sage.experiment.costs import cost
+from fsl_sage.experiment.revealing import revealed
 from fsl_sage.models import is_language_model, is_trained_in_auxiliary, statistics_names, usual_auxiliary
+from fsl_sage.problems.images.problem import ImageProblem
 from fsl_sage.problems.make import make_dry_problem
 from fsl_sage.problems.parts import META, build_model
 from fsl_sage.split import Analysis, AuxiliaryStates, CutPoint, SplitError, cut_points_of
@@ -39,6 +41,12 @@ class CutCosts:
     """Bytes of a round by algorithm; None where the cut allows no such auxiliary."""
     sent: int | None
     """Bytes that one client sends in a round of the configured algorithm."""
+    revealed: float | None = None
+    """The distance correlation of images with what crosses, 0 to 1; None where the model takes no images."""
+
+    def weighed(self, algorithm: str) -> float:
+        """The bytes of a round, the more the more the cut reveals: over 1 - the distance correlation."""
+        return (self.round_bytes[_column(algorithm)] or 0) / (1 - min(self.revealed or 0.0, 0.999))
 
     def obstacles(self, limits: Limits) -> list[str]:
         """The limits that this cut exceeds: memory, uplink, FLOPs."""
@@ -51,7 +59,10 @@ class CutCosts:
 
 
 def cuts_of(config: Config) -> list[CutCosts]:
-    """Every cut of the configured model, in the model's order. All is computed on the meta device, without weights."""
+    """Every cut of the configured model, in the model's order.
+
+    All is computed on the meta device, without weights, but what the cuts reveal of images.
+    """
     problem = make_dry_problem(config)
     model = build_model(config, problem, META)
     analysis = Analysis(model, problem.largest_example(config.batch_size, META))
@@ -70,7 +81,9 @@ def cuts_of(config: Config) -> list[CutCosts]:
     # there is one, gives those of all cuts.
     known = max(travels, key=lambda name: sum(map(bool, travels[name].values())))
     costs = cost(replace(config, model=replace(config.model, cut=known)))
-    return [_costs_at(config, costs, point, travels[point.name], travels[known]) for point in points]
+    reveals = revealed(config, problem, points) if isinstance(problem, ImageProblem) else {}
+    rows = [_costs_at(config, costs, point, travels[point.name], travels[known]) for point in points]
+    return [replace(row, revealed=reveals.get(row.point.name)) for row in rows]
 
 
 class _Travelling:
@@ -154,10 +167,12 @@ def _costs_at(
 
 
 def best(cuts: Sequence[CutCosts], limits: Limits, algorithm: str) -> CutCosts | None:
-    """The cut that fits and moves the fewest bytes in a round; among equals, the one with the fewest client FLOPs."""
+    """The cut that fits and moves the fewest bytes in a round, weighed by what it reveals (`CutCosts.weighed`).
+
+    Among equals it is the one with the fewest client FLOPs.
+    """
     fitting = [each for each in _possible(cuts, algorithm) if not each.obstacles(limits)]
-    moved = _column(algorithm)
-    return min(fitting, key=lambda each: (each.round_bytes[moved] or 0, each.point.client_flops), default=None)
+    return min(fitting, key=lambda each: (each.weighed(algorithm), each.point.client_flops), default=None)
 
 
 def _column(algorithm: str) -> str:
@@ -180,7 +195,18 @@ def recommend(cuts: Sequence[CutCosts], limits: Limits, algorithm: str) -> str:
     out = sum(bool(each.obstacles(limits)) for each in possible)
     among = f"Of the {len(possible) - out} cuts that fit ({out} do not)" if out else f"Of {len(possible)} cuts"
     moved = chosen.round_bytes[_column(algorithm)] or 0
+    weighed = "" if chosen.revealed is None else ", weighed by what they reveal"
+    reveals = "" if chosen.revealed is None else f" It reveals {chosen.revealed:.2f} of 1."
     return (
-        f"Recommended: {chosen.point.name}. {among} a round of {algorithm} moves the fewest bytes there, "
+        f"Recommended: {chosen.point.name}. {among} a round of {algorithm} moves the fewest bytes there{weighed}: "
         f"{bytes_text(moved)}; a client's step needs {bytes_text(chosen.point.client_memory)} of memory."
+        f"{reveals}{_without_auxiliary(cuts, algorithm)}"
     )
+
+
+def _without_auxiliary(cuts: Sequence[CutCosts], algorithm: str) -> str:
+    """How many cuts are out of the question because no auxiliary can be made behind them."""
+    count = sum(each.round_bytes[_column(algorithm)] is None for each in cuts)
+    if not count:
+        return ""
+    return f" {count} of {len(cuts)} cuts allow no such auxiliary: --model.auxiliary chooses another."

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from fsl_sage.activity import now
 from fsl_sage.alignment.fidelity import Fidelity
 from fsl_sage.config import Config
 from fsl_sage.engines.base import REMEDY, Delivery, Engine, Setup
@@ -69,7 +70,9 @@ class Federation:
             self.post.broadcast(t, [client for client in turns[0] if client in present], self._newest(averaged))
         server = self.engine.server
         # 5. The S-server aligns, if it is time to.
+        now("comparing the auxiliaries' gradients with the server's")
         held_out = server.fidelity()
+        now("the S-server ends the round")
         for client, message in server.end_of_round(t):
             self.post.send(t, client, message, present=client in present)
         losses = _losses(updates, server.take_loss(), t)
@@ -93,6 +96,7 @@ class Federation:
     def _train(self, t: int, group: Sequence[int]) -> list[Update]:
         if not group:
             return []
+        now(f"training {len(group)} clients")
         renewed = self.post.welcome(t, group, self._download())
         updates = self.engine.train(t, group, self.delivery(group, renewed), self.link)
         for client in set(group) - {update.client for update in updates}:
@@ -185,6 +189,7 @@ class Federation:
     def evaluate(self) -> dict[str, Any]:
         """Metrics of the merged model; where clients keep parts or statistics, the mean over them each with its own."""
         weights = self.newest_weights()
+        now("evaluating")
         scores = self._evaluate(weights)
         if self.setup.settings.config.model.recalibrate and (server := self.engine.server.recalibrated()) is not None:
             again = self._evaluate({**weights, "server": server})

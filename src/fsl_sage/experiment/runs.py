@@ -10,6 +10,7 @@ from warnings import warn
 
 import numpy as np
 
+from fsl_sage.activity import now, told_to
 from fsl_sage.algorithms import make_algorithm, resolve
 from fsl_sage.algorithms.looks import colour_of
 from fsl_sage.config import NO_PART_OF_THE_RESULT, Config, option
@@ -23,9 +24,9 @@ from fsl_sage.models import save_adapters
 from fsl_sage.problems.base import Problem
 from fsl_sage.problems.make import make_problem, named
 from fsl_sage.problems.score import ACCURACY, Score
-from fsl_sage.records.figures import classes_figure, score_figure
+from fsl_sage.records.card import model_card
 from fsl_sage.records.run_directory import RunDirectory
-from fsl_sage.records.trackers import TRACKERS, Tracker
+from fsl_sage.records.trackers import TRACKERS, StopRun, Tracker
 from fsl_sage.wire.ledger import GIB
 from fsl_sage.wire.message import Tensors
 
@@ -98,7 +99,7 @@ def run(config: Config, callbacks: Sequence[Tracker] = (), *, problem: Problem |
 
 
 def resume(
-    path: Path,
+    path: Path | str,
     callbacks: Sequence[Tracker] = (),
     workers: int | None = None,
     *,
@@ -154,19 +155,43 @@ def _play(
     problem: Problem | None,
     build: Build | None,
 ) -> Result:
+    callbacks = [*callbacks, *(TRACKERS[name]() for name in config.track)]
+
+    def tell(doing: str) -> None:
+        for callback in callbacks:
+            callback.activity(doing)
+
+    directory.forget_failure()
+    with told_to(tell):
+        try:
+            return _play_rounds(directory, config, callbacks, problem, build)
+        except TrainingError as error:
+            directory.save_failure(str(error))
+            raise
+
+
+def _play_rounds(
+    directory: RunDirectory,
+    config: Config,
+    callbacks: Sequence[Tracker],
+    problem: Problem | None,
+    build: Build | None,
+) -> Result:
     prefer_huge_pages()  # before the data is loaded
     check_config(config)
     if (remark := make_algorithm(config).remark()) is not None:
         warn(remark, RunWarning, stacklevel=3)
+    now("loading the data")
     build = build or partial(_build, _engine(config))
     # 1. The problem, and the roles: clients and servers; as they were at the last checkpoint, if there is one.
     problem = problem or make_problem(config)
     score = problem.score
     with directory.writing():
         directory.save_score(score)
+        directory.save_inference(problem.inference())
     federation, metrics = _restore(directory, config, problem, build)
-    callbacks = [*callbacks, *(TRACKERS[name]() for name in config.track)]
     lost = -1
+    ended: str | None = None
     try:
         for callback in callbacks:
             callback.start(config, directory.path, metrics)
@@ -174,12 +199,15 @@ def _play(
         while True:
             t = len(metrics)
             try:
-                if (stopped := stop_reason(config, score, metrics)) is not None:
+                if (stopped := ended or stop_reason(config, score, metrics)) is not None:
                     model = federation.merged()
                     break
                 metrics.append(_timed_round(federation, t, score, metrics))
+                now("writing the files of the round")
                 with directory.writing():
                     directory.append(metrics[-1], federation.ledger.written_in(t))
+                    if config.keep == "best" and score.best_of(metrics)["round"] == t:
+                        directory.save_best(federation.merged(), t)
                     if (t + 1) % config.checkpoint_every == 0:
                         directory.save_checkpoint(config, *federation.checkpoint(t + 1))
             except LostError:
@@ -189,15 +217,17 @@ def _play(
                 federation.engine.close()
                 federation, metrics = _restore(directory, config, problem, build)
                 continue
-            for callback in callbacks:
-                callback.round(metrics[-1])
+            ended = _tell(callbacks, metrics[-1])
         # 3. The final model, the figure, the result.
+        from fsl_sage.records.figures import score_figure  # matplotlib takes a second to import
+
         colour = colour_of(config.algorithm)
         result = _summary(metrics, score, stopped)
         with directory.writing():
-            score_figure(directory.figure(score), metrics, score, config.algorithm, colour)
+            score_figure(directory.figure(score), metrics, score, config, colour)
             directory.save_by_class(metrics[-1], problem.classes)
             save_adapters(directory.adapter, config.model.name, config.lora, model)
+            directory.save_card(model_card(config, score, result, problem.inference()))
             directory.finish(model, result, keep_checkpoint=config.keep_checkpoint)
         for callback in callbacks:
             callback.finish(result)
@@ -208,10 +238,22 @@ def _play(
     return Result(directory.path, config, metrics, stopped, score)
 
 
+def _tell(callbacks: Sequence[Tracker], metrics: dict[str, Any]) -> str | None:
+    """Tell all of a round; returns why one of them ends the run, if one does."""
+    ended: str | None = None
+    for callback in callbacks:
+        try:
+            callback.round(metrics)
+        except StopRun as stop:
+            ended = ended or str(stop)
+    return ended
+
+
 def _restore(
     directory: RunDirectory, config: Config, problem: Problem, build: Build
 ) -> tuple[Federation, list[dict[str, Any]]]:
     """The roles as they were at the last checkpoint, or new, and the metrics up to there."""
+    now("building the model")
     checkpoint = directory.load_checkpoint(config)
     if checkpoint:
         directory.warn_of_versions()
@@ -244,7 +286,7 @@ def _built(
 
 def _build(engine: Callable[[Setup], Engine], directory: RunDirectory, config: Config, problem: Problem) -> Federation:
     setup = make_setup(config, problem)
-    _draw_classes(directory, setup, problem)
+    _draw_classes(directory, config, setup, problem)
     return Federation(setup, engine(setup))
 
 
@@ -339,13 +381,15 @@ def _diverged(score: Score, loss: float | None) -> dict[str, str]:
     return {"remark": remark}
 
 
-def _draw_classes(directory: RunDirectory, setup: Setup, problem: Problem) -> None:
+def _draw_classes(directory: RunDirectory, config: Config, setup: Setup, problem: Problem) -> None:
     """Who holds which classes, where there are any."""
     labels = problem.labels()
     if labels is None or not problem.classes:
         return
+    from fsl_sage.records.figures import classes_figure
+
     numbers, classes = labels.cpu().numpy(), problem.classes
     counts = np.stack([np.bincount(numbers[share.numpy()], minlength=len(classes)) for share in setup.examples])
     with directory.writing():
         directory.save_classes(counts, classes)
-        classes_figure(directory.path / "classes.png", counts, classes)
+        classes_figure(directory.path / "classes.png", counts, classes, config)

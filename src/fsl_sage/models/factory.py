@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from fsl_sage.errors import InputError, MissingExtra
+from fsl_sage.errors import InputError, MissingExtra, nearest
 from fsl_sage.models.foreign import LOCAL, LOCAL_WEIGHTS, check_weights, has_weights
 from fsl_sage.models.language import blocks_name, is_language_model
 from fsl_sage.models.resnet import ResNet18
@@ -24,15 +24,11 @@ DEFAULT_AUXILIARY, LANGUAGE_AUXILIARY = "blocks:1", "blocks:3"
 """The paper's auxiliaries: layer3 of ResNet-18, the first three server blocks of GPT-2 medium."""
 
 
-def accepted() -> str:
-    """The names that `make_model` takes."""
-    return f"{', '.join(MODELS)}, hf:ARCHITECTURE, hf:PATH or MODULE:FACTORY"
-
-
 def check_model_name(name: str) -> None:
     """Refuse what cannot be a model's name, before anything slow."""
     if name not in MODELS and ":" not in name:
-        raise InputError(f"--model.name {name} is not known: give one of {accepted()}.")
+        accepted = [*MODELS, "hf:ARCHITECTURE", "hf:PATH", "MODULE:FACTORY"]
+        raise InputError(f"--model.name {name} is not known{nearest(name, accepted, '; there are')}")
 
 
 def make_model(name: str, classes: int, image: tuple[int, int, int]) -> nn.Module:

@@ -170,6 +170,10 @@ class Problem(ABC):
     def make_task(self, config: Config, device: torch.device) -> Task:
         """What a batch, its target, the loss and the metrics are; batches are made on the device."""
 
+    def inference(self) -> dict[str, Any]:
+        """What using a trained model takes beside its weights, as plain values; a run directory keeps it."""
+        return {}
+
     def named(self, config: Config) -> Config:
         """The configuration with the names of this problem and its model, for a problem that no option names."""
         data = replace(config.data, name=self.name)

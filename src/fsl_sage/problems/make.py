@@ -1,7 +1,7 @@
 """From a configuration to its problem: one way for all engines. Only here is asked what kind of data a name means."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -12,6 +12,7 @@ from fsl_sage.models import check_model_name
 from fsl_sage.own_modules import import_own, is_own
 from fsl_sage.problems.base import Problem
 from fsl_sage.problems.images.folder import folder_defaults
+from fsl_sage.problems.images.images import ImageTerms
 from fsl_sage.problems.images.problem import ImageProblem, image_shapes, known_image_sizes, load_image_problem
 from fsl_sage.problems.images.sources import check_image_name
 from fsl_sage.problems.score import Score
@@ -41,6 +42,19 @@ def make_dry_problem(config: Config) -> Problem:
     if kind is not ImageProblem:
         return known_texts(config) or _load_once(config.data, config.model, config.seed)
     return image_shapes(known_image_sizes(config) or _loaded_images(config).sizes)
+
+
+def problem_of_model(config: Config, inference: Mapping[str, Any]) -> Problem:
+    """The problem of a run as far as its model needs it, without its data where that is possible.
+
+    Args:
+        config: The run's configuration.
+        inference: What `Problem.inference` gave when the run was played; may be empty.
+    """
+    terms = ImageTerms.of(inference)
+    if terms is not None:
+        return image_shapes(terms.sizes(train=2, test=1))
+    return make_dry_problem(config)
 
 
 def _loaded_images(config: Config) -> ImageProblem:

@@ -1,13 +1,15 @@
 """The model of a problem and its parts."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any
+from warnings import warn
 
 import torch
 from torch import Tensor, nn
 
 from fsl_sage.config import Config
-from fsl_sage.errors import InputError
+from fsl_sage.errors import InputError, RunWarning
 from fsl_sage.models import (
     Decoder,
     batch_statistics,
@@ -22,6 +24,8 @@ from fsl_sage.seeding import derive
 from fsl_sage.split import Analysis, auxiliary, boundary_shapes, split_model
 
 META = torch.device("meta")
+SHOWN = 8
+"""Cuts that an error names as examples."""
 
 
 def build_model(config: Config, problem: Problem, device: torch.device) -> nn.Module:
@@ -62,7 +66,7 @@ def cut_model(config: Config, problem: Problem, model: nn.Module, device: torch.
     # Drawn and split in float32 whatever the precision, so that every precision starts from the same weights.
     there: dict[str, Any] = {"device": device, "dtype": dtype_of(config.precision)}
     if len(config.model.cuts) == 2:  # a U-shape has no auxiliary: its server does not compute the loss
-        return {part.name: part.to(**there) for part in split.parts}
+        return {name: part.to(**there) for name, part in zip(split.plan.parts, split.parts, strict=True)}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(config.seed, "auxiliary"))
         estimator = auxiliary(split, config.model.auxiliary or usual_auxiliary(model), aligned=device != META)
@@ -97,6 +101,27 @@ def _cut(config: Config, problem: Problem, model: nn.Module, example: Any) -> st
         return first, second
     cut = config.model.cut or problem.usual_cut(config, model)
     if cut is None:
-        names = ", ".join(Analysis(model, example).cut_names)
-        raise InputError(f"{config.model.name} has no usual cut: give --model.cut, one of {names}.")
+        names = Analysis(model, example).cut_names
+        cut = end_of_first_block(model, names)
+        if cut is None:
+            raise InputError(
+                f"{config.model.name} has no usual cut: give --model.cut, such as {', '.join(names[:SHOWN])}; "
+                "'fsl-sage cuts' shows all and what they cost."
+            )
+        _say_once(f"{config.model.name} is cut after its first block, {cut}; --model.cut chooses another cut.")
     return cut
+
+
+def end_of_first_block(model: nn.Module, names: Sequence[str]) -> str | None:
+    """The first of these cuts that ends a block: the first of several modules in a row that have modules inside."""
+    for name in names:
+        holder, _, place = name.rpartition(".")
+        row = list(model.get_submodule(holder).children())
+        if place == "0" and len(row) > 1 and any(True for _ in row[0].children()):
+            return name
+    return None
+
+
+@lru_cache(maxsize=64)  # the parts of a model are built several times, for its costs for instance
+def _say_once(said: str) -> None:
+    warn(said, RunWarning, stacklevel=2)

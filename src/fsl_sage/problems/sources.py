@@ -27,4 +27,4 @@ def fetch(name: str, directory: Path | None = None) -> Path:
     try:
         return fetch_images(name, directory)
     except UnknownSetError as error:
-        raise InputError(f"{error}; {' and '.join(MODELS)} are models to fetch") from None
+        raise InputError(f"{error} {' and '.join(MODELS)} are models to fetch.") from None

@@ -8,20 +8,21 @@ from typing import Any
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FixedLocator, MaxNLocator
 
+from fsl_sage.config import Config
 from fsl_sage.problems.score import Score
 from fsl_sage.records.files import write_bytes
 from fsl_sage.wire.ledger import GIB
 
 
-def score_figure(path: Path, metrics: Sequence[dict[str, Any]], score: Score, algorithm: str, colour: str) -> None:
+def score_figure(path: Path, metrics: Sequence[dict[str, Any]], score: Score, config: Config, colour: str) -> None:
     """The headline score against GiB moved, with the rounds that aligned marked."""
     figure = Figure(figsize=(6.4, 4), layout="constrained")
     axes = figure.subplots()
     gib = [line["bytes_paper"] / GIB for line in metrics]
     values = [(100 if score.percent else 1) * line[score.name] for line in metrics]
-    axes.plot(gib, values, color=colour, marker="o", markersize=3, label=algorithm)
+    axes.plot(gib, values, color=colour, marker="o", markersize=3, label=config.algorithm)
     aligned = [place for place, line in enumerate(metrics) if line["aligned"]]
     if aligned:
         points = ([gib[place] for place in aligned], [values[place] for place in aligned])
@@ -31,12 +32,13 @@ def score_figure(path: Path, metrics: Sequence[dict[str, Any]], score: Score, al
         ylabel=f"{score.title}, %" if score.percent else score.title,
     )
     axes.set_xlim(left=0)
+    axes.set_title(_title(config), fontsize="medium")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False, loc="lower right" if score.higher_is_better else "upper right")
     _save(figure, path)
 
 
-def classes_figure(path: Path, counts: np.ndarray, classes: Sequence[str]) -> None:
+def classes_figure(path: Path, counts: np.ndarray, classes: Sequence[str], config: Config) -> None:
     """The class-label distribution: a bar for each client, a colour for each class. `counts` is [clients, classes]."""
     clients = len(counts)
     figure = Figure(figsize=(7, min(12.0, 1.2 + 0.32 * clients)), layout="constrained")
@@ -47,10 +49,29 @@ def classes_figure(path: Path, counts: np.ndarray, classes: Sequence[str]) -> No
         axes.barh(np.arange(clients), counts[:, label], left=left, color=shades[label % 20], label=name, height=0.8)
         left += counts[:, label]
     axes.set(xlabel="training examples", ylabel="client", ylim=(clients - 0.4, -0.6))
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_title(_title(config, of_model=False), fontsize="medium")
+    # A row has room for its number while the figure grows with the clients, and a little longer.
+    axes.yaxis.set_major_locator(FixedLocator(range(clients)) if clients <= 60 else MaxNLocator(integer=True))
+    if clients > 33:
+        axes.tick_params(axis="y", labelsize="x-small")
     if len(classes) <= 20:
         figure.legend(loc="outside right upper", frameon=False, fontsize="small", title="class")
     _save(figure, path)
+
+
+def _title(config: Config, *, of_model: bool = True) -> str:
+    """Model, data and partition."""
+    data = config.data
+    more = {"dirichlet": f" (alpha {data.alpha:g})", "shards": f" ({data.shards_per_client} a client)"}
+    partition = f"{data.partition}{more.get(data.partition, '')}"
+    clients = "1 client" if config.clients == 1 else f"{config.clients} clients"
+    model = f"{_short(config.model.name)} on " if of_model else ""
+    return f"{model}{_short(data.name)}, {partition}, {clients}"
+
+
+def _short(name: str) -> str:
+    """A name that fits: of a path its end."""
+    return name if len(name) <= 40 else f"…{name[-39:]}"
 
 
 def _save(figure: Figure, path: Path) -> None:

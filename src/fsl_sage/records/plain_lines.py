@@ -1,5 +1,6 @@
 """A run's progress as plain lines of text: for logs, files and pipes."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,28 @@ def print_line(line: str) -> None:
     print(line, flush=True)
 
 
+SILENCE = 30.0
+"""Seconds after which a line says what is going on."""
+
+
 class PlainLines(Tracker):
     """What runs and where its files are, then one line a round."""
 
-    def __init__(self, write: Callable[[str], None] = print_line) -> None:
-        self._write = write
+    def __init__(self, write: Callable[[str], None] = print_line, clock: Callable[[], float] = time.monotonic) -> None:
+        self._print = write
+        self._clock = clock
+        self._said = clock()
         self._rounds = 0
         self._score = ACCURACY
+
+    def _write(self, line: str) -> None:
+        self._said = self._clock()
+        self._print(line)
+
+    def activity(self, doing: str) -> None:
+        """Break a long silence."""
+        if self._clock() - self._said >= SILENCE:
+            self._write(f"  {doing}")
 
     def start(self, config: Config, directory: Path, done: list[dict[str, Any]]) -> None:
         """Say what runs."""

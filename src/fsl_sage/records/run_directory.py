@@ -6,7 +6,11 @@ metrics.jsonl       one object a round
 ledger.csv          every byte by round, client, direction and kind; round -1 is the first download
 checkpoint.safetensors   the newest checkpoint, between rounds; dropped when the run is finished
 model.safetensors   the final merged model; of one trained by LoRA what was trained, its adapters
+best.safetensors    with --keep best: the merged model of the best round
+inference.json      what the model needs beside its weights: for images their normalisation and the classes
+README.md           what the model is, and the lines that load it
 adapter/            these adapters in peft's own format
+failure.txt         why the run failed, until it is resumed
 result.json         how the run ended; its presence says that the run is finished
 classes.csv         the class-label distribution: training examples by client (rows) and class (columns)
 test_by_class.csv   at the end: each class (rows) with the metrics of the last round that are by class (columns)
@@ -20,7 +24,7 @@ import io
 import json
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from datetime import datetime
 from importlib.metadata import version
@@ -48,13 +52,17 @@ LEDGER_HEADER = "round,client,direction,kind,bytes\n"
 class RunDirectory:
     """A run's files."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path | str) -> None:
+        self.path = path = Path(path)
         self.config_file = path / "config.json"
         self.metrics_file = path / "metrics.jsonl"
         self.ledger_file = path / "ledger.csv"
         self.checkpoint_file = path / "checkpoint.safetensors"
         self.model_file = path / "model.safetensors"
+        self.best_file = path / "best.safetensors"
+        self.inference_file = path / "inference.json"
+        self.card_file = path / "README.md"
+        self.failure_file = path / "failure.txt"
         self.adapter = path / "adapter"
         self.result_file = path / "result.json"
         self.classes_file = path / "classes.csv"
@@ -121,7 +129,8 @@ class RunDirectory:
     def config(self) -> Config:
         """The configuration of the run; what it holds of options of other algorithms is left out."""
         values = self._written()["config"]
-        return from_file(from_dict(values), str(self.config_file), of_several=True)
+        # An option that a later version has added is as it was before: of no effect.
+        return from_file(from_dict(values, Config()), str(self.config_file), of_several=True)
 
     def _written(self) -> dict[str, Any]:
         """All that config.json says."""
@@ -154,7 +163,8 @@ class RunDirectory:
         if not self.metrics():
             figure = self.path / "classes.png"
             lock = self.path / ".lock"
-            for path in (self.config_file, self.metrics_file, self.ledger_file, self.classes_file, figure, lock):
+            logs = (self.metrics_file, self.ledger_file, self.classes_file)
+            for path in (self.config_file, self.inference_file, *logs, figure, lock):
                 path.unlink(missing_ok=True)
             if not any(self.path.iterdir()):
                 self.path.rmdir()
@@ -170,6 +180,28 @@ class RunDirectory:
         written = self._written()
         if written.get("score") != (values := asdict(score)):
             write_json(self.config_file, {**written, "score": values})
+
+    def save_inference(self, needed: Mapping[str, Any]) -> None:
+        """Write down what using the model takes beside its weights."""
+        if not self.inference_file.exists():
+            write_json(self.inference_file, needed)
+
+    def save_best(self, model: Mapping[str, Tensor], t: int) -> None:
+        """Put the model of round t in the place of the best one so far."""
+        save_tensors(self.best_file, model, {"round": t})
+
+    def save_card(self, text: str) -> None:
+        """What the model is, for people."""
+        write_bytes(self.card_file, text.encode())
+
+    def save_failure(self, reason: str) -> None:
+        """Write down why the run failed, if that is possible: the failure may be a full disk."""
+        with suppress(OSError):
+            write_bytes(self.failure_file, (reason.strip() + "\n").encode())
+
+    def forget_failure(self) -> None:
+        """The run goes on."""
+        self.failure_file.unlink(missing_ok=True)
 
     def append(self, metrics: Mapping[str, Any], entries: Iterable[Entry]) -> None:
         """One round's ledger and metrics."""
@@ -212,6 +244,20 @@ class RunDirectory:
         if not self.config_file.exists():
             return ACCURACY
         return score_in(self._written())
+
+    def inference(self) -> dict[str, Any]:
+        """What using the model takes beside its weights; empty for runs of older versions, and where it is nothing."""
+        if not self.inference_file.exists():
+            return {}
+        with _readable(self.inference_file):
+            return dict(read_json(self.inference_file))
+
+    def failure(self) -> str | None:
+        """Why the run failed; None if it did not."""
+        if not self.failure_file.exists():
+            return None
+        with _readable(self.failure_file):
+            return self.failure_file.read_text().strip()
 
     def finished(self) -> bool:
         """Whether the run has come to its end."""

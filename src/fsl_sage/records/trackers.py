@@ -1,4 +1,4 @@
-"""Who is told of a run's progress: the display, and optional trackers. One small interface for all."""
+"""Who is told of a run's progress: the display, callbacks, optional trackers. One small interface for all."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,16 @@ from fsl_sage.errors import MissingExtra
 
 
 class Tracker:
-    """Told when a run starts, after every round, and when it ends."""
+    """Told when a run starts, after every round, and when it ends. Derive from it to follow a run.
+
+    >>> class Patience(Tracker):
+    ...     def start(self, config, directory, done):
+    ...         self.losses = [line["test_loss"] for line in done]
+    ...     def round(self, metrics):
+    ...         self.losses.append(metrics["test_loss"])
+    ...         if min(self.losses) < min(self.losses[-5:]):
+    ...             raise StopRun("no better loss in 5 rounds")
+    """
 
     def start(self, config: Config, directory: Path, done: list[dict[str, Any]]) -> None:
         """The run starts, or goes on after the rounds `done`."""
@@ -16,8 +25,21 @@ class Tracker:
     def round(self, metrics: dict[str, Any]) -> None:
         """A round is over."""
 
+    def activity(self, doing: str) -> None:
+        """The run is doing this now, such as "training client 3 of 10". Told often, and perhaps by another thread."""
+
     def finish(self, result: dict[str, Any]) -> None:
         """The run is over."""
+
+
+class StopRun(Exception):  # noqa: N818
+    """Raised by a callback's `round`: the run ends after this round, as if a stop rule had been met.
+
+    >>> raise StopRun("no progress in 5 rounds")
+    """
+
+    def __init__(self, reason: str = "a callback ended the run") -> None:
+        super().__init__(reason)
 
 
 class TensorBoard(Tracker):

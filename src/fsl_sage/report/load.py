@@ -38,6 +38,8 @@ class Run:
     """Versions and machine."""
     score: Score = ACCURACY
     """What it is judged by."""
+    failure: str | None = None
+    """Why it failed, if it did."""
 
     @property
     def algorithm(self) -> str:
@@ -78,9 +80,12 @@ def load_runs(folder: Path) -> tuple[list[Run], list[str]]:
         except (InputError, ValueError, KeyError, TypeError, OSError) as error:
             notes.append(f"{name} is left out: {error}")
             continue
+        if run.failure is not None:
+            rest = f" It is shown up to round {len(run.metrics)}." if run.metrics else ""
+            notes.append(f"{name} failed: {run.failure}{rest}")
         if run.metrics:
             runs.append(run)
-        else:
+        elif run.failure is None:
             notes.append(f"{name} is left out: it has not finished a round yet.")
     if not runs:
         raise InputError(f"There is no run to report in {folder}." + "".join(f" {note}" for note in notes[:3]))
@@ -94,7 +99,7 @@ def _load(name: str, directory: RunDirectory) -> Run:
     busiest, auxiliary = _from_ledger(directory, len(metrics))
     stopped = result["stopped"] if result else None
     classes = _readable(directory.classes_file, directory.classes)
-    return Run(name, options, metrics, stopped, busiest, auxiliary, classes, environment, score)
+    return Run(name, options, metrics, stopped, busiest, auxiliary, classes, environment, score, directory.failure())
 
 
 def _configuration(directory: RunDirectory) -> tuple[dict[str, Any], str, Score]:

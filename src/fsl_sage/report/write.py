@@ -7,10 +7,7 @@ from typing import NamedTuple
 
 from fsl_sage.errors import InputError
 from fsl_sage.records.files import write_bytes
-from fsl_sage.report.figures import draw_figures
-from fsl_sage.report.html import make_page
 from fsl_sage.report.load import load_runs
-from fsl_sage.report.panels import save
 from fsl_sage.report.study import Study, make_study
 from fsl_sage.report.tables import Table, make_tables, to_csv, to_latex, to_markdown
 
@@ -42,8 +39,31 @@ class Report(NamedTuple):
     notes: list[str]
 
 
+def report(
+    folder: Path | str, out: Path | str | None = None, *, target: Sequence[float] = (), bandwidth: float = 100.0
+) -> Report:
+    """Write figures, tables and report.html from run directories.
+
+    Args:
+        folder: A run directory, or a folder with run directories in it, such as a comparison's.
+        out: Where to write; `folder`/report if not given.
+        target: Values of the headline score to which bytes and rounds are counted; chosen for each setting if empty.
+        bandwidth: Mbit/s of each client, for the time that communication takes.
+
+    Returns:
+        What was written: `page` is the HTML page, `tables` are the tables, `notes` say what is missing.
+    """
+    there = Path(folder)
+    return write_report(there, Path(out) if out else there / "report", ReportOptions(tuple(target), bandwidth))
+
+
 def write_report(folder: Path, out: Path, options: ReportOptions) -> Report:
     """Figures (PNG, PDF), tables (Markdown, CSV, LaTeX) and report.html, in `out`."""
+    # matplotlib and plotly take a second to import: who only imports this package should not wait for them.
+    from fsl_sage.report.figures import draw_figures
+    from fsl_sage.report.html import make_page
+    from fsl_sage.report.panels import save
+
     runs, notes = load_runs(folder)
     study = make_study(runs)
     for target in options.target:
@@ -70,7 +90,7 @@ def write_report(folder: Path, out: Path, options: ReportOptions) -> Report:
 
 
 def _unfinished(study: Study) -> list[str]:
-    names = [run.name for run in study.runs if run.stopped is None]
+    names = [run.name for run in study.runs if run.stopped is None and run.failure is None]
     told = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     return [f"Not finished yet, as far as they are: {told}."] if names else []
 

@@ -1,13 +1,15 @@
 """Images in memory: one tensor for a whole set, and what a set says about itself."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fsl_sage.errors import InputError
+from fsl_sage.problems.images.augment import normalise
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +58,39 @@ class Sizes:
     largest_example = example
 
 
+@dataclass(frozen=True)
+class ImageTerms:
+    """What everyone who holds a share of the images must see in the same way."""
+
+    image: tuple[int, ...] = ()
+    """Channels, height and width of an image."""
+    classes: tuple[str, ...] = ()
+    """The names of the classes in the order of their labels."""
+    mean: tuple[float, ...] = ()
+    """Mean of x/255 by channel, subtracted from every image."""
+    std: tuple[float, ...] = ()
+    """Standard deviation of x/255 by channel, by which every image is divided."""
+    pixels: str = "uint8"
+    """The type of the images: uint8, or float32, whose mean and standard deviation are those of x itself."""
+
+    def sizes(self, train: int, test: int = 0) -> Sizes:
+        """The sizes of so many images."""
+        channels, height, width = self.image
+        return Sizes(train, test, len(self.classes), (channels, height, width))
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> "ImageTerms | None":
+        """From plain values, as a run directory has them; None where they are not about images."""
+        if "mean" not in values:
+            return None
+        named = {name: tuple(values[name]) for name in ("image", "classes", "mean", "std")}
+        return cls(**named, pixels=str(values.get("pixels", "uint8")))
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """From uint8 [B, C, H, W] to what the model takes, float32."""
+        return normalise(images, self.mean, self.std)
+
+
 @dataclass(frozen=True, eq=False)
 class ImageData:
     """A training and a test set. `mean` and `std` are those of x, per channel; of uint8 images those of x/255."""
@@ -85,6 +120,12 @@ class ImageData:
                     f"the {kind} labels of {self.name} go from {int(y.min())} to {int(y.max())}; "
                     f"{len(self.classes)} classes have the labels 0 to {len(self.classes) - 1}"
                 )
+
+    @property
+    def terms(self) -> ImageTerms:
+        """How the images are to be seen."""
+        pixels = str(self.train.x.dtype).removeprefix("torch.")
+        return ImageTerms(tuple(self.train.x.shape[1:]), self.classes, self.mean, self.std, pixels)
 
     @property
     def sizes(self) -> Sizes:

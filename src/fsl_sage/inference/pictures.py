@@ -1,0 +1,52 @@
+"""Image files as a model sees them."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps, UnidentifiedImageError
+from torch import Tensor
+
+from fsl_sage.errors import InputError
+from fsl_sage.problems.images.images import ImageTerms
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+"""What is taken for an image in a folder."""
+_MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
+
+
+def picture_files(paths: Sequence[Path]) -> list[Path]:
+    """The files that are named, and of a folder the images in it, by name."""
+    return [file for path in paths for file in _files(path)]
+
+
+def _files(path: Path) -> Iterator[Path]:
+    if not path.is_dir():
+        yield path
+        return
+    found = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
+    if not found:
+        raise InputError(f"There is no image in {path}: give files, or a folder with {', '.join(SUFFIXES[:4])}, ….")
+    yield from found
+
+
+def read_picture(path: Path, terms: ImageTerms) -> Tensor:
+    """One image, uint8 [C, H, W], with the channels and the size of the training images.
+
+    An image of another size is scaled until it covers that size, and what stands out is cut off on both sides.
+    """
+    channels, height, width = terms.image
+    try:
+        with Image.open(path) as image:
+            upright = ImageOps.exif_transpose(image).convert(_MODES[channels])
+    except FileNotFoundError:
+        raise InputError(f"There is no file {path}.") from None
+    except UnidentifiedImageError:
+        raise InputError(f"{path} is not an image that Pillow can read.") from None
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise InputError(f"{path} cannot be read as an image: {error}.") from None
+    if upright.size != (width, height):
+        upright = ImageOps.fit(upright, (width, height), Image.Resampling.BICUBIC)
+    pixels = np.asarray(upright).reshape(height, width, channels)
+    return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))

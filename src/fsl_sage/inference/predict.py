@@ -1,0 +1,69 @@
+"""The classes of image files."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from fsl_sage.errors import InputError
+from fsl_sage.inference.pictures import picture_files, read_picture
+from fsl_sage.inference.trained import Trained, load_trained
+from fsl_sage.problems.classification import logits_of
+
+BATCH = 64
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a model says of a file."""
+
+    file: Path
+    classes: tuple[str, ...]
+    """The most likely classes, the first of all first."""
+    probabilities: tuple[float, ...]
+    """How likely each of them is, 0 to 1."""
+
+
+def predict(
+    run: Path | str | Trained, files: Sequence[Path | str], *, top: int = 1, best: bool = False
+) -> list[Prediction]:
+    """The classes of images.
+
+    Args:
+        run: The directory of a run on images, or its model, as `load_trained` gives it.
+        files: Image files, or folders of them. They are scaled to the size of the training images.
+        top: How many of the most likely classes to name.
+        best: The model of the best round, in the place of the last one's.
+    """
+    trained = run if isinstance(run, Trained) else load_trained(run, best=best)
+    terms = trained.terms
+    if terms is None:
+        raise InputError(
+            f"{trained.directory} is a run on {trained.config.data.name}, not on images: load its model by "
+            "fsl_sage.load_model, and if it writes texts, see 'fsl-sage samples'."
+        )
+    if terms.pixels != "uint8":
+        raise InputError(
+            f"{trained.directory} was trained on images of {terms.pixels}, whose scale a picture file does not tell: "
+            "load its model by fsl_sage.load_model."
+        )
+    found = picture_files([Path(file).expanduser() for file in files])
+    predictions = []
+    for start in range(0, len(found), BATCH):
+        share = found[start : start + BATCH]
+        images = torch.stack([read_picture(file, terms) for file in share])
+        predictions += _predict(trained, share, terms.normalise(images), min(top, len(terms.classes)))
+    return predictions
+
+
+@torch.no_grad()
+def _predict(trained: Trained, files: Sequence[Path], images: torch.Tensor, top: int) -> list[Prediction]:
+    assert trained.terms is not None
+    dtype = next((p.dtype for p in trained.model.parameters()), torch.float32)
+    likely = logits_of(trained.model(images.to(dtype))).softmax(1).topk(top)
+    names = trained.terms.classes
+    return [
+        Prediction(file, tuple(names[label] for label in labels), tuple(values))
+        for file, labels, values in zip(files, likely.indices.tolist(), likely.values.tolist(), strict=True)
+    ]

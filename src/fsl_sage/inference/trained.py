@@ -1,0 +1,78 @@
+"""The model of a run, with what it needs beside its weights."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from fsl_sage.config import Config
+from fsl_sage.devices import pick_device
+from fsl_sage.errors import InputError
+from fsl_sage.problems.base import Problem
+from fsl_sage.problems.images.images import ImageTerms
+from fsl_sage.problems.make import problem_of_model
+from fsl_sage.problems.parts import build_model
+from fsl_sage.records.files import load_tensors
+from fsl_sage.records.run_directory import RunDirectory
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model that a run has trained."""
+
+    directory: Path
+    config: Config
+    model: nn.Module
+    """The ordinary unsplit model with the trained weights, in evaluation mode."""
+    terms: ImageTerms | None
+    """For images: how they are normalised and what the classes are; None where the run was on something else."""
+
+
+def load_trained(run: Path | str, *, best: bool = False, problem: Problem | None = None) -> Trained:
+    """The model of a run directory.
+
+    Args:
+        run: The run's directory.
+        best: The model of the best round, which a run with `keep="best"` has, in the place of the last one's.
+        problem: The problem that the run was started with, if one was given.
+    """
+    directory = RunDirectory(Path(run))
+    config = directory.config()
+    weights, _ = load_tensors(_weights_file(directory, best))
+    terms = directory.inference()
+    model = build_model(config, problem or problem_of_model(config, terms), pick_device("cpu"))
+    _load(model, weights, config, directory.path)
+    return Trained(directory.path, config, model.eval(), ImageTerms.of(terms))
+
+
+def load_model(run: Path | str, *, best: bool = False, problem: Problem | None = None) -> nn.Module:
+    """The trained model of a run directory: the ordinary unsplit module in evaluation mode, on the CPU.
+
+    It takes what it was trained on: for images, those that `load_trained(run).terms.normalise` gives. The arguments are
+    those of `load_trained`.
+    """
+    return load_trained(run, best=best, problem=problem).model
+
+
+def _weights_file(directory: RunDirectory, best: bool) -> Path:
+    file = directory.best_file if best else directory.model_file
+    if file.exists():
+        return file
+    if best:
+        raise InputError(f"{directory.path} has no {file.name}: only a run with --keep best keeps its best model.")
+    raise InputError(f"{directory.path} is not finished: go on with it by 'fsl-sage resume {directory.path}'.")
+
+
+def _load(model: nn.Module, weights: Mapping[str, Tensor], config: Config, path: Path) -> None:
+    """Put the weights in. A run keeps what it trained: weights that were frozen are the model's own."""
+    try:
+        left = model.load_state_dict(dict(weights), strict=False)
+    except RuntimeError as error:
+        reason = str(error).split("\n")[1 if "\n" in str(error) else 0].strip()
+        raise InputError(f"The weights in {path} do not fit {config.model.name}: {reason}") from None
+    frozen = {name for name, parameter in model.named_parameters(remove_duplicate=False) if not parameter.requires_grad}
+    missing = set(left.missing_keys) - frozen
+    if missing or left.unexpected_keys:
+        name = sorted(missing or left.unexpected_keys)[0]
+        raise InputError(f"The weights in {path} do not fit {config.model.name}: '{name}' is in one of them alone.")

@@ -1,0 +1,179 @@
+"""A run directory holds all that its model needs to be used."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fsl_sage import Config, InputError, evaluate, load_model, resume, run
+from fsl_sage.cli import main
+from fsl_sage.inference import load_trained, predict
+from fsl_sage.problems.images.images import ImageData
+from fsl_sage.problems.images.sources import load_images
+from fsl_sage.records.files import load_tensors
+from fsl_sage.records.run_directory import RunDirectory
+from tests.conftest import tiny_config
+from tests.experiment.test_own_problem import Housing
+
+
+@pytest.fixture(scope="module")
+def own_images(tmp_path_factory) -> Path:
+    """Images whose mean and standard deviation are nobody's usual ones, as a user brings them."""
+    source = load_images("cifar10-mini", train_images=120, test_images=40)
+    dark = [(images.x // 4).numpy() for images in (source.train, source.test)]
+    path = tmp_path_factory.mktemp("own") / "dark.npz"
+    names = np.array(source.classes)
+    np.savez(path, x=dark[0], y=source.train.y.numpy(), x_test=dark[1], y_test=source.test.y.numpy(), classes=names)
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(own_images, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "run"
+    data = {"name": f"npz:{own_images}", "train_images": None, "test_images": None}
+    run(tiny_config({"out": str(out), "rounds": 3, "keep": "best", "data": data}))
+    own_images.rename(own_images.with_name("gone.npz"))  # whatever is needed now is in the run directory
+    yield out
+    own_images.with_name("gone.npz").rename(own_images)
+
+
+def data_of(own_images: Path) -> ImageData:
+    return load_images(f"npz:{own_images.with_name('gone.npz')}")
+
+
+def test_the_loaded_model_predicts_what_the_run_tested(trained: Path, own_images: Path, tmp_path: Path) -> None:
+    test = data_of(own_images).test
+    for number, image in enumerate(test.x):
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(tmp_path / f"{number:03}.png")
+    names = load_trained(trained).terms.classes
+    right = [
+        found.classes[0] == names[int(label)] for found, label in zip(predict(trained, [tmp_path]), test.y, strict=True)
+    ]
+    assert sum(right) / len(right) == RunDirectory(trained).metrics()[-1]["test_accuracy"]
+
+
+def test_its_own_test_set_gives_the_last_rounds_metrics(trained: Path, own_images: Path) -> None:
+    gone = own_images.with_name("gone.npz")
+    gone.rename(own_images)
+    try:
+        metrics = evaluate(trained)
+    finally:
+        own_images.rename(gone)
+    last = RunDirectory(trained).metrics()[-1]
+    assert metrics == {name: last[name] for name in metrics}
+
+
+def test_another_set_is_seen_as_the_runs_own(trained: Path, own_images: Path) -> None:
+    moved = own_images.with_name("gone.npz")
+    last = RunDirectory(trained).metrics()[-1]
+    metrics = evaluate(trained, f"npz:{moved}")
+    assert metrics == {name: last[name] for name in metrics}
+
+
+def test_all_images_of_an_archive_without_test_images_are_used(trained: Path, own_images: Path, tmp_path: Path) -> None:
+    test = data_of(own_images).test
+    np.savez(tmp_path / "more.npz", x=test.x.numpy(), y=test.y.numpy())
+    last = RunDirectory(trained).metrics()[-1]
+    assert evaluate(trained, f"npz:{tmp_path / 'more.npz'}")["test_accuracy"] == last["test_accuracy"]
+
+
+def test_classes_in_another_order_are_refused(trained: Path, own_images: Path, tmp_path: Path) -> None:
+    data = data_of(own_images)
+    np.savez(tmp_path / "o.npz", x=data.test.x.numpy(), y=data.test.y.numpy(), classes=np.array(data.classes[::-1]))
+    with pytest.raises(InputError, match="another order"):
+        evaluate(trained, f"npz:{tmp_path / 'o.npz'}")
+
+
+def test_the_best_model_is_kept_beside_the_last(trained: Path, own_images: Path) -> None:
+    metrics = RunDirectory(trained).metrics()
+    best = max(metrics, key=lambda line: line["test_accuracy"])
+    weights, values = load_tensors(trained / "best.safetensors")
+    assert values == {"round": best["round"]}
+    found = evaluate(trained, f"npz:{own_images.with_name('gone.npz')}", best=True)
+    assert found == {name: best[name] for name in found}
+    assert set(weights) == set(load_tensors(trained / "model.safetensors")[0])
+
+
+def test_keeping_the_best_survives_a_kill(tiny, tmp_path: Path) -> None:
+    whole = tiny(rounds=4, keep="best", checkpoint_every=3)
+    run(whole)
+
+    class KillError(Exception):
+        pass
+
+    class Killer:
+        def start(self, *args): ...
+        def finish(self, result): ...
+        def round(self, metrics):
+            if metrics["round"] == 1:
+                raise KillError
+
+    cut = tiny(rounds=4, keep="best", checkpoint_every=3)
+    with pytest.raises(KillError):
+        run(cut, [Killer()])
+    resume(cut.out)
+    assert (whole.out / "best.safetensors").read_bytes() == (cut.out / "best.safetensors").read_bytes()
+
+
+def test_a_run_that_keeps_the_last_model_alone_has_no_best(tiny) -> None:
+    config = tiny(rounds=1)
+    run(config)
+    assert not (config.out / "best.safetensors").exists()
+    with pytest.raises(InputError, match="--keep best"):
+        load_model(config.out, best=True)
+
+
+def test_the_card_loads_the_model(trained: Path, own_images: Path) -> None:
+    card = (trained / "README.md").read_text()
+    code = card.split("```python\n")[1].split("```")[0].replace('"DIR"', repr(str(trained)))
+    space: dict = {}
+    exec(code, space)
+    inference = json.loads((trained / "inference.json").read_text())
+    mean, std = (torch.tensor(inference[name]).view(-1, 1, 1) for name in ("mean", "std"))
+    test = data_of(own_images).test
+    with torch.no_grad():
+        logits = space["model"]((test.x / 255 - mean) / std)
+    right = float((logits.argmax(1) == test.y).float().mean())
+    assert right == pytest.approx(RunDirectory(trained).metrics()[-1]["test_accuracy"])
+    assert all(name in card for name in inference["classes"])
+
+
+def test_the_commands_say_the_same(trained: Path, own_images: Path, tmp_path: Path, capsys) -> None:
+    file = tmp_path / "large.png"
+    Image.new("L", (100, 80), 12).save(file)
+    main(["predict", str(trained), str(file), "--top", "3", "--json"])
+    said = json.loads(capsys.readouterr().out)
+    (found,) = predict(trained, [file], top=3)
+    assert list(said["classes"]) == list(found.classes)
+    main(["evaluate", str(trained), "--data", f"npz:{own_images.with_name('gone.npz')}", "--json"])
+    metrics = json.loads(capsys.readouterr().out)
+    assert metrics["test_accuracy"] == RunDirectory(trained).metrics()[-1]["test_accuracy"]
+
+
+@pytest.mark.parametrize(("content", "said"), [(None, "no file"), (b"no image", "not an image")])
+def test_files_that_are_no_images_are_named(trained: Path, tmp_path: Path, content: bytes | None, said: str) -> None:
+    file = tmp_path / "x.png"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(InputError, match=said) as refused:
+        predict(trained, [file])
+    assert str(file) in str(refused.value)
+
+
+def test_a_run_that_is_not_finished_says_so(tiny) -> None:
+    config = tiny()
+    RunDirectory.create(config)
+    with pytest.raises(InputError, match="not finished"):
+        load_model(config.out)
+
+
+def test_a_problem_of_ones_own_is_given_again(tmp_path: Path) -> None:
+    config = Config(rounds=1, clients=2, batch_size=8, out=tmp_path / "run", device="cpu")
+    result = run(config, problem=Housing())
+    metrics = evaluate(config.out, problem=Housing())
+    assert metrics == {"test_error": result.metrics[-1]["test_error"]}
+    with pytest.raises(InputError, match="not on images"):
+        predict(load_trained(config.out, problem=Housing()), ["x.png"])
