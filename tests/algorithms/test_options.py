@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 
 import pytest
 
-from fsl_sage import cli
+from fsl_sage import cli, run
 from fsl_sage.algorithms import ALGORITHMS, Algorithm, option_fields, resolve
 from fsl_sage.algorithms.fsl_sage import FSLSAGEOptions
 from fsl_sage.algorithms.names import find_algorithm
@@ -216,3 +216,22 @@ def test_an_option_without_a_default_must_be_given(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         cli.main(["run", "--algorithm", name])
     assert "needs --mu" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "averaging", "reason"),
+    [
+        (
+            "heron-sfl",
+            {"proximal": 0.1},
+            "--averaging.proximal cannot run with heron-sfl: its clients take no",
+        ),
+        ("fedgkt", {"optimizer": "adam"}, "--averaging.optimizer cannot run with fedgkt: it averages no weights"),
+        ("sl", {"proximal": 0.1}, "--averaging.proximal cannot run with sl: its clients hand the model on"),
+        ("cpsl", {"optimizer": "yogi"}, "--averaging.optimizer cannot run with cpsl: its clients hand the model on"),
+        ("adaptsfl", {"control_variates": True}, "--averaging.control-variates cannot run with adaptsfl"),
+    ],
+)
+def test_averages_without_anything_to_act_on_are_refused(tiny, algorithm, averaging, reason):
+    with pytest.raises(InputError, match=reason):
+        run(tiny(algorithm=algorithm, averaging=averaging))

@@ -22,6 +22,7 @@ class AdaptSFL(JointSplitFed):
 
     title = "AdaptSFL"
     colour = "#B8860B"
+    without_averaging = dict.fromkeys(("control_variates",), "its clients may go several rounds without an average")
     Options = AdaptSFLOptions
     options: AdaptSFLOptions
 

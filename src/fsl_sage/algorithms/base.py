@@ -5,7 +5,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from fsl_sage.config import AveragingConfig, Config
+from fsl_sage.config import AveragingConfig, Config, option
 from fsl_sage.errors import InputError
 from fsl_sage.roles.protocols import ClientRole, FServerRole, SServerRole, Update
 from fsl_sage.wire.message import AUXILIARY, CLIENT_MODEL, DECODER, FULL_MODEL, Message, Tensors
@@ -69,6 +69,9 @@ class Algorithm(ABC):
     waits_for: str = "the S-server's answer to every batch"
     """What clients wait for, where they do."""
 
+    without_averaging: ClassVar[Mapping[str, str]] = {}
+    """Options of the group `averaging` that have nothing to act on here, each with the reason."""
+
     def __init__(self, config: Config) -> None:
         self.config = config
         self.options: Any = self.Options() if config.options is None else config.options
@@ -99,6 +102,11 @@ class Algorithm(ABC):
 
     def check(self) -> None:
         """Refuse averages and corrections that cannot run together; their bytes can be told all the same."""
+        for name, reason in self.without_averaging.items():
+            if getattr(self.averaging, name) != getattr(AveragingConfig(), name):
+                raise InputError(
+                    f"{option(f'averaging.{name}')} cannot run with {self.config.algorithm}: {reason}. Leave it out."
+                )
         for name, value in self.averages_with.items():
             if name == "optimizer" and self.averaging.optimizer != value:
                 raise InputError(

@@ -45,6 +45,9 @@ class FedGKT(Algorithm):
 
     title = "FedGKT"
     colour = "#117733"
+    without_averaging = dict.fromkeys(
+        ("rule", "optimizer", "lr", "momentum", "proximal", "control_variates"), "it averages no weights"
+    )
     Options = FedGKTOptions
     options: FedGKTOptions
     uses = ("model.auxiliary", "optimizer.auxiliary_weight_decay", "optimizer.server_lr")

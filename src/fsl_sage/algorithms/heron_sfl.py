@@ -27,6 +27,9 @@ class HERONSFL(CSEFSL):
 
     title = "HERON-SFL"
     colour = "#332288"
+    without_averaging = dict.fromkeys(
+        ("proximal", "control_variates"), "its clients take no gradient steps that could be corrected"
+    )
     Options = HERONSFLOptions
     options: HERONSFLOptions
     uses = (

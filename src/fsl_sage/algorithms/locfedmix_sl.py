@@ -42,6 +42,7 @@ class LocFedMixSL(JointSplitFed):
 
     title = "LocFedMix-SL"
     colour = "#AA4499"
+    without_averaging = dict.fromkeys(("control_variates",), "its clients may go several rounds without an average")
     Options = LocFedMixSLOptions
     options: LocFedMixSLOptions
     uses = ("optimizer.auxiliary_weight_decay", "optimizer.server_lr")

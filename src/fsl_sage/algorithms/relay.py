@@ -24,6 +24,10 @@ class RelayOptions:
 class Relay(SplitFed):
     """SplitFed-SS whose clients take turns: each starts from the x_c that the turn before it has left."""
 
+    without_averaging = dict.fromkeys(
+        ("optimizer", "lr", "momentum", "proximal", "control_variates"),
+        "its clients hand the model on from turn to turn, and no round has one average",
+    )
     Options = RelayOptions
     options: RelayOptions
     own_copy = False
