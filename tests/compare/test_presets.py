@@ -32,6 +32,7 @@ RUNS = {
     "cifar10-10k-images": 6 * 3 * 3,
     "cifar100-9999-test-images": 6,
     "gpt2-medium-e2e": 4,
+    "niid-bench": 3 * 2,
     "smollm2_e2e": 4,
 }
 
