@@ -1,7 +1,7 @@
 """kill -9 at random moments, again and again, and every file compared: python -m benchmarks.chaos --kills 20
 
 For each place where a process can die, a run is started, killed at a moment drawn at random between its start and its
-usual end, and gone on with as a user would. Then its model, ledger, metrics and classes are compared, byte by byte and
+usual end, and resumed as a user would. Then its model, ledger, metrics and classes are compared, byte by byte and
 times excepted, with those of a run that was never killed. `--only local ray-driver` plays some of the places.
 """
 
@@ -150,7 +150,7 @@ def kill_an_actor(name: str) -> tuple[list[str], Callable[[float], Trial]]:
             if code:
                 said = " ".join(log.read_text(errors="replace").partition("fsl-sage: ")[2].split())[:400]
                 again = finish(out, log) or ", ".join(differences(whole, out)) or "the same bits"
-                return f"it did not go on by itself, exit code {code}: {said}; gone on with: {again}"
+                return f"it did not go on by itself, exit code {code}: {said}; resumed: {again}"
             return ", ".join(differences(whole, out))
 
         return trial

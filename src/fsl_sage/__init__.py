@@ -4,7 +4,7 @@
 >>> result = run(Config(algorithm="fsl-sage", rounds=5))
 >>> print(result.best_score, result.directory)
 
-run, resume        train, and go on with an interrupted run
+run, resume        train, and resume an interrupted run
 compare, cost      many runs side by side; what a round moves, without training
 write_report       tables, figures and a page from the directories of finished runs
 Config and others  what a run is told; the same names as on the command line

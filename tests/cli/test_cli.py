@@ -185,7 +185,7 @@ def test_a_limit_to_the_size_of_files_is_said_and_lifted_the_run_goes_on(tmp_pat
     assert command("resume", out).returncode == 0
 
 
-KEPT = "The last checkpoint is kept: mend that, and go on by 'fsl-sage resume"
+KEPT = "The last checkpoint is kept: fix that, then continue with 'fsl-sage resume"
 
 
 def test_an_output_that_cannot_be_written_is_no_traceback(tmp_path):

@@ -65,7 +65,7 @@ class AlignmentData:
         return state
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take up where `state` left."""
+        """Restore what `state` returned."""
         found: dict[int, tuple[dict[int, Tensor], Tensors]] = {}
         for path, tensor in state.items():
             index, kind, name = path.split("/", 2)

@@ -80,7 +80,7 @@ class ClientError(TrainingError):
 
 
 class LostError(TrainingError):
-    """Something that a run cannot go on without, such as the S-server, is gone; its last checkpoint is not."""
+    """A run has lost what it cannot do without, such as the S-server; its last checkpoint is kept."""
 
 
 class Server(Protocol):
@@ -123,7 +123,7 @@ class Server(Protocol):
 
     @abstractmethod
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take up where `state` left."""
+        """Restore what `state` returned."""
 
 
 class Engine(ABC):
@@ -160,11 +160,11 @@ class Engine(ABC):
 
     @abstractmethod
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take up where `state` left."""
+        """Restore what `state` returned."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of threads and processes."""
+        """Release threads and processes."""
 
 
 def advance(local_round: LocalRound, reply: Message | None) -> Message | None:

@@ -137,7 +137,7 @@ class DryEngine(Engine):
         """A dry run is not resumed."""
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Nothing to release."""
 
 
 def _of_step(upload: Message, client: "DryClient") -> Message:

@@ -124,11 +124,11 @@ class LocalEngine(Engine):
         return join_states(self._clients, self._server.state())
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take up where `state` left."""
+        """Restore what `state` returned."""
         device = self.setup.settings.device
         self._clients, server = part_states({path: tensor.to(device) for path, tensor in state.items()})
         self._server.load_state(server)
 
     def close(self) -> None:
-        """End the threads."""
+        """Stop the threads."""
         self._threads.close()

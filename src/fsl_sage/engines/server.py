@@ -78,7 +78,7 @@ class HostedServer(Server):
         return self.role.state()
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take up where `state` left."""
+        """Restore what `state` returned."""
         self.role.load_state(state)
 
 

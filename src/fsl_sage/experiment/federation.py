@@ -229,7 +229,7 @@ class Federation:
         return flat(states), {"rounds": rounds, "post": post}
 
     def load_checkpoint(self, tensors: Tensors, values: dict[str, Any]) -> int:
-        """Take up where `checkpoint` left; returns the number of rounds that are done."""
+        """Restore what `checkpoint` returned; returns the number of rounds that are done."""
         device = self.setup.settings.device
         tensors = {path: tensor.to(device) for path, tensor in tensors.items()}
         self.f_server.load_state(below("f_server/", tensors))

@@ -1,4 +1,4 @@
-"""Who plays a run: a lock on its directory, held by one process and let go by the system when that ends."""
+"""Who plays a run: a lock on its directory, held by one process and let go by the system when that process ends."""
 
 import json
 import os

@@ -111,15 +111,14 @@ class RunDirectory:
         except OSError as error:
             raise TrainingError(
                 f"{error.filename or self.path} cannot be written: {error.strerror or error}. The last checkpoint is "
-                f"kept: mend that, and go on by 'fsl-sage resume {self.path}'."
+                f"kept: fix that, then continue with 'fsl-sage resume {self.path}'."
             ) from None
 
     def begin(self, config: Config) -> None:
         """Write down the configuration of a new run."""
         if self.config_file.exists():
             raise InputError(
-                f"{self.path} already holds a run: go on with it by 'fsl-sage resume {self.path}', or give another "
-                "--out."
+                f"{self.path} already holds a run: resume it with 'fsl-sage resume {self.path}', or give another --out."
             )
         try:
             write_json(self.config_file, {"config": to_dict(config), "digest": digest(config), **_versions()})
@@ -152,7 +151,7 @@ class RunDirectory:
         for name in ("fsl-sage", "torch"):
             if isinstance(began, dict) and began.get(name, now[name]) != now[name]:
                 warn(
-                    f"{self.path} began with {name} {began[name]}, and goes on with {now[name]}: its bits may differ "
+                    f"{self.path} began with {name} {began[name]}, and continues with {now[name]}: its bits may differ "
                     "from those of a run that one version has played.",
                     RunWarning,
                     stacklevel=3,

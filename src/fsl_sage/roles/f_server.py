@@ -84,7 +84,7 @@ class FServer(FServerRole):
         return flat(self.weights, "weights/") | flat({"extra": self.extra}) | flat(self.sends, "sends/")
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take up where `state` left."""
+        """Restore what `state` returned."""
         self.weights = grouped(below("weights/", state))
         self.extra = below("extra/", state)
         self.sends = grouped(below("sends/", state))

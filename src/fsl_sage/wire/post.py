@@ -132,7 +132,7 @@ class Post:
         return tensors, {"version": self.version, "has": self.has, "paid": sorted(self._paid)}
 
     def load_state(self, tensors: Mapping[str, Tensor], values: Mapping[str, object]) -> None:
-        """Take up where `state` left."""
+        """Restore what `state` returned."""
         self.waiting = {}
         for path, tensor in tensors.items():
             client, kind, name = path.split("/", 2)

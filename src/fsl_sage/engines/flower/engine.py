@@ -156,7 +156,7 @@ class FlowerEngine(Engine):
         if count < min(self._rules.minimum, len(clients)):
             raise TrainingError(
                 f"Only {count} of {len(clients)} clients {what} in round {t}, but 'minimum' is {self._rules.minimum}; "
-                "the last checkpoint is kept: go on with the same 'flwr run'."
+                "the last checkpoint is kept: continue with the same 'flwr run'."
             )
 
     def remarks(self) -> dict[str, Any]:
@@ -191,7 +191,7 @@ class FlowerEngine(Engine):
         return {**own, **flat({"server": self._server.state()})}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take up where `state` left; the nodes go back to the matching rounds with their next message."""
+        """Restore what `state` returned; the nodes go back to the matching rounds with their next message."""
         self._last = dict(enumerate(state["last"].tolist()))
         self._checkpointed = dict(self._last)
         self._roster.named = bool(state["named"])
@@ -199,5 +199,5 @@ class FlowerEngine(Engine):
         self._server.load_state(below("server/", state))
 
     def close(self) -> None:
-        """End the threads."""
+        """Stop the threads."""
         self._threads.close()

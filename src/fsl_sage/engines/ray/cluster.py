@@ -118,7 +118,7 @@ def _gpus(config: Config, have: int, actors: int) -> float:
 
 
 def start_crew(layout: Layout) -> Crew:
-    """Start the actors. Ray starts a worker that dies again; the S-server's death ends what it knows."""
+    """Start the actors. Ray starts a worker that dies again; a dead S-server loses its state."""
     worker = ray.remote(num_cpus=layout.cpus, num_gpus=layout.gpus, max_restarts=-1)(WorkerActor)
     server = ray.remote(num_cpus=0, num_gpus=layout.gpus, concurrency_groups={"intake": 1})(ServerActor)
     return Crew([worker.remote() for _ in range(layout.workers)], server.remote() if layout.has_s_server else None)

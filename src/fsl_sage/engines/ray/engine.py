@@ -177,7 +177,7 @@ class RayEngine(Engine):
         return join_states(self._client_states(), self.server.state())
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take up where `state` left."""
+        """Restore what `state` returned."""
         clients, server = part_states(state)
         self._states = {id: ray.put(tensors) for id, tensors in clients.items()}
         self.server.load_state(server)

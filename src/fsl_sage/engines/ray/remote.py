@@ -57,5 +57,5 @@ class RemoteServer(Server):
         return state
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take up where `state` left."""
+        """Restore what `state` returned."""
         self._call("load_state", state)

@@ -140,4 +140,4 @@ KNOWN_SIZES: dict[str, Sizes] = {
     "cifar100": Sizes(50_000, 10_000, 100, (3, 32, 32)),
     "fashion-mnist": Sizes(60_000, 10_000, 10, (1, 28, 28)),
 }
-"""The built-in sets, for who wants their sizes without loading them."""
+"""The sizes of the built-in sets, known without loading them."""

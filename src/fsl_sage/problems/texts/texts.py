@@ -138,4 +138,4 @@ class TextData:
 
 
 KNOWN_TEXTS: dict[str, tuple[int, int]] = {"e2e": (42_061, 4_693)}
-"""Training and test texts of the built-in sets, for who wants their sizes without reading them."""
+"""Training and test texts of the built-in sets, known without reading them."""
