@@ -55,6 +55,9 @@ def test_costs_at_the_papers_setting_to_the_byte():
         "local-loss": 632_789_120,
         "cpsl": 874_000_960,
         "adaptsfl": 874_000_960,
+        "heron-sfl": 307_075_200,
+        "fedgkt": 413_600_000,
+        "locfedmix-sl": 875_511_600,
         "fedprox": 895_302_560,
         "fedadam": 895_302_560,
         "fedyogi": 895_302_560,
@@ -390,8 +393,8 @@ def test_the_run_directory(tiny):
     result = run(config)
     names = {path.name for path in result.directory.iterdir()}
     assert names == {
-        "accuracy.png", "classes.csv", "classes.png", "config.json", "ledger.csv", "metrics.jsonl", "model.safetensors",
-        "result.json",
+        "README.md", "accuracy.png", "classes.csv", "classes.png", "config.json", "inference.json", "ledger.csv",
+        "metrics.jsonl", "model.safetensors", "result.json", "test_by_class.csv",
     }  # fmt: skip
     written = json.loads((result.directory / "config.json").read_text())
     assert written["config"]["alignment"]["steps"] == 2

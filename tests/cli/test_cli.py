@@ -208,9 +208,9 @@ def test_an_output_that_cannot_be_written_is_no_traceback(tmp_path):
     ("args", "words"),
     [
         (["--rounds", "-1"], "--rounds -1 is not possible"),
-        (["--algorithm", "fsl-saeg"], "fsl-sage, lazy-fsl-sage, cse-fsl"),
+        (["--algorithm", "fsl-saeg"], "did you mean fsl-sage?"),
         (["--model.name", "resnet19"], "resnet18"),
-        (["--data.name", "cifar11"], "cifar10-mini"),
+        (["--data.name", "cifar11"], "did you mean cifar10?"),
         (["--data.alpha", "0", "--data.partition", "dirichlet"], "--data.alpha 0 is not possible"),
         (["--clients", "90"], "90 clients"),
         (["--device", "cuda"], "--device cuda is not available"),

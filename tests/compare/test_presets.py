@@ -9,7 +9,7 @@ import pytest
 from fsl_sage.compare.dry import costs_of_runs
 from fsl_sage.compare.grid import load_grid, plan_runs
 from fsl_sage.config import load_preset
-from fsl_sage.models.language import SMOLLM2, model_path
+from fsl_sage.models.language import MINILM, SMOLLM2, model_path
 from fsl_sage.report.load import load_runs
 from fsl_sage.report.study import make_study
 from fsl_sage.report.tables import make_tables
@@ -32,6 +32,7 @@ RUNS = {
     "cifar10-10k-images": 6 * 3 * 3,
     "cifar100-9999-test-images": 6,
     "gpt2-medium-e2e": 4,
+    "imdb-minilm": 3,
     "niid-bench": 3 * 2,
     "smollm2_e2e": 4,
 }
@@ -40,8 +41,9 @@ RUNS = {
 def dry_run(file):
     plans = plan_runs(load_preset(file), load_grid(file))
     data = plans[0].config.data.name
-    if (name := plans[0].config.model.name) == f"hf:{SMOLLM2}" and model_path(name) is None:
-        pytest.skip(f"{SMOLLM2} is not here")
+    name = plans[0].config.model.name
+    if name in (f"hf:{SMOLLM2}", f"hf:{MINILM}") and model_path(name) is None:
+        pytest.skip(f"{name} is not here")
     if data.startswith("npz:") and not Path(data.removeprefix("npz:")).exists():
         pytest.skip(f"{data.removeprefix('npz:')} is not here")
     return plans, costs_of_runs([plans[0], plans[-1]])

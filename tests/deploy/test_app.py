@@ -58,7 +58,7 @@ def test_a_server_with_test_images_alone_and_sites_with_their_own(tmp_path):
         np.savez(tmp_path / "site" / f"{part}.npz", x=x, y=y, classes=names)
     assert len(load_site(tmp_path / "site", agreement).data.train) == 12
     np.savez(tmp_path / "site" / "2.npz", x=x, y=y, classes=names[::-1])
-    with pytest.raises(InputError, match="not those of the agreement, or in another order"):
+    with pytest.raises(InputError, match="not those agreed on, or in another order"):
         load_site(tmp_path / "site", agreement)
     np.savez(tmp_path / "site" / "2.npz", x=x[:, :5], y=y)
     with pytest.raises(InputError, match="several shapes"):
@@ -76,7 +76,7 @@ def test_what_cannot_be_is_refused_in_a_sentence(tmp_path, capsys):
     both = ("--examples", "50", "50", "50", "--sites", app)
     assert "--sites divides a data set" in refused(capsys, "init", app, *SMALL, *both)
     assert "needs the directory of the app first" in refused(capsys, "init", "--clients", "3")
-    assert "There are 'fsl-sage deploy init DIR'" in refused(capsys)
+    assert "There are 'fsl-sage deploy init DIR'" in refused(capsys, "inti")
     main(["deploy", "init", app, *SMALL])
     assert "is not empty" in refused(capsys, "init", app, *SMALL)
 

@@ -81,7 +81,7 @@ class Housing(Problem):
 
 
 def configured(tmp_path, **changes):
-    values = {"algorithm": "fsl-sage", "clients": 3, "rounds": 8, "batch_size": 8, "device": "cpu"}
+    values = {"clients": 3, "rounds": 8, "batch_size": 8, "upload_every": 2, "align_every": 2, "device": "cpu"}
     more = {"optimizer": {"lr": 0.01}, "alignment": {"samples": 32, "steps": 5, "batch_size": 16}}
     made = from_dict({**values, **more, "out": str(tmp_path / "run"), **changes}, Config())
     return from_file(made, "tests", of_several=True)
@@ -119,7 +119,9 @@ def test_it_is_resumed_exactly_given_the_same_problem(tmp_path):
 
     with pytest.raises(StopError):
         run(configured(tmp_path), problem=Interrupted())
-    with pytest.raises(InputError, match=r"Housing' is not a known set.*give it to resume as problem="):
+    with pytest.raises(
+        InputError, match=r"Housing' is not a known data set.*was given in Python as problem="
+    ):
         resume(tmp_path / "run")
     with pytest.raises(InputError, match=r"is a run on .*Housing, not on .*Other"):
         resume(tmp_path / "run", problem=type("Other", (Housing,), {})())

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fsl_sage import Config, InputError, evaluate, load_model, resume, run
+from fsl_sage import Config, InputError, Tracker, evaluate, load_model, resume, run
 from fsl_sage.cli import main
 from fsl_sage.inference import load_trained, predict
 from fsl_sage.problems.images.images import ImageData
@@ -104,9 +104,7 @@ def test_keeping_the_best_survives_a_kill(tiny, tmp_path: Path) -> None:
     class KillError(Exception):
         pass
 
-    class Killer:
-        def start(self, *args): ...
-        def finish(self, result): ...
+    class Killer(Tracker):
         def round(self, metrics):
             if metrics["round"] == 1:
                 raise KillError

@@ -10,5 +10,5 @@ class FedAdam(FedAvg):
     """FedAvg with `--averaging.optimizer adam`."""
 
     title = "FedAdam"
-    colour = "#882255"
+    colour = "#8B0000"
     averages_with: ClassVar[Mapping[str, Any]] = {"optimizer": "adam"}

@@ -12,7 +12,7 @@ from fsl_sage.algorithms.base import Algorithm, LocalRound
 from fsl_sage.config import FROM_ZERO, RATE, WHOLE, Config, check_ranges
 from fsl_sage.errors import InputError
 from fsl_sage.problems.batches import batch_indices
-from fsl_sage.problems.make import is_text
+from fsl_sage.problems.make import are_texts
 from fsl_sage.roles.protocols import ClientRole, SServerRole
 from fsl_sage.seeding import generator
 from fsl_sage.wire.message import LOGITS, Message, Smashed
@@ -44,7 +44,7 @@ class FedGKT(Algorithm):
     """Each client has a part and a head (its auxiliary) of its own. Features and logits travel, never weights."""
 
     title = "FedGKT"
-    colour = "#117733"
+    colour = "#0F5257"
     without_averaging = dict.fromkeys(
         ("rule", "optimizer", "lr", "momentum", "proximal", "control_variates"), "it averages no weights"
     )
@@ -58,7 +58,7 @@ class FedGKT(Algorithm):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        if is_text(config):
+        if are_texts(config):
             raise InputError(
                 "fedgkt cannot run on texts: its logits are one vector for each example, not one for each token. "
                 "Give another --algorithm."

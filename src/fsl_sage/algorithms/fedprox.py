@@ -10,5 +10,5 @@ class FedProx(FedAvg):
     """FedAvg with `--averaging.proximal`, mu; it is 0.01 if not given."""
 
     title = "FedProx"
-    colour = "#999933"
+    colour = "#BCBD22"
     averages_with: ClassVar[Mapping[str, Any]] = {"proximal": 0.01}

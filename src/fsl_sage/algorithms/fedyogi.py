@@ -10,5 +10,5 @@ class FedYogi(FedAvg):
     """FedAvg with `--averaging.optimizer yogi`."""
 
     title = "FedYogi"
-    colour = "#AA4499"
+    colour = "#E377C2"
     averages_with: ClassVar[Mapping[str, Any]] = {"optimizer": "yogi"}

@@ -26,7 +26,7 @@ class HERONSFL(CSEFSL):
     """CSE-FSL whose clients estimate the slope of their loss along one random direction, and step along it."""
 
     title = "HERON-SFL"
-    colour = "#332288"
+    colour = "#17508A"
     without_averaging = dict.fromkeys(
         ("proximal", "control_variates"), "its clients take no gradient steps that could be corrected"
     )

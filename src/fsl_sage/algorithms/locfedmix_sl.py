@@ -11,7 +11,7 @@ from fsl_sage.algorithms.base import LocalRound
 from fsl_sage.algorithms.joint import JointSplitFed, local_step_of, refuse_other_orders
 from fsl_sage.config import RATE, WHOLE, Config, check_ranges
 from fsl_sage.errors import InputError
-from fsl_sage.problems.make import is_text
+from fsl_sage.problems.make import are_texts
 from fsl_sage.roles.protocols import ClientRole, SServerRole
 from fsl_sage.seeding import numpy_generator
 from fsl_sage.wire.message import CutGradients, Message, Smashed
@@ -41,7 +41,7 @@ class LocFedMixSL(JointSplitFed):
     """SplitFed with joint steps, whose server also learns from mixtures, and whose clients from reconstruction."""
 
     title = "LocFedMix-SL"
-    colour = "#AA4499"
+    colour = "#B05FD0"
     without_averaging = dict.fromkeys(("control_variates",), "its clients may go several rounds without an average")
     Options = LocFedMixSLOptions
     options: LocFedMixSLOptions
@@ -51,7 +51,7 @@ class LocFedMixSL(JointSplitFed):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         refuse_other_orders(config, "locfedmix-sl")
-        if is_text(config):
+        if are_texts(config):
             raise InputError(
                 "locfedmix-sl cannot run on texts: activations of texts of different lengths cannot be mixed, and "
                 "tokens have no decoder. Give another --algorithm."

@@ -10,5 +10,5 @@ class Scaffold(FedAvg):
     """FedAvg with `--averaging.control-variates`; beside each model goes a control of the size of its weights."""
 
     title = "SCAFFOLD"
-    colour = "#332288"
+    colour = "#5C4033"
     averages_with: ClassVar[Mapping[str, Any]] = {"control_variates": True}

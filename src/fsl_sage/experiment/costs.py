@@ -27,20 +27,16 @@ def cost(config: Config, problem: Problem | None = None) -> dict[str, dict[str, 
     """
     kinds = {**ALGORITHMS, config.algorithm: find_algorithm(config.algorithm)}
     refuse_foreign(given_options(config.options), kinds)
-    possible = [name for name in kinds if _accepts(config, name)]
     smashed: dict[Shapes, Smash] = {}
-    return {name: _cost(_as_algorithm(config, name), smashed, problem) for name in possible}
-
-
-def _accepts(config: Config, name: str) -> bool:
-    """Whether an algorithm runs with the configuration. The configuration's own must, but for a U-shape."""
-    try:
-        make_algorithm(_as_algorithm(config, name))
-    except InputError:
-        if name == config.algorithm and len(config.model.cuts) != 2:
-            raise
-        return False
-    return True
+    costs = {}
+    for name in kinds:
+        try:
+            costs[name] = _cost(_as_algorithm(config, name), smashed, problem)
+        except InputError:
+            # One that does not run with the configuration has no cost. Its own algorithm must, but for a U-shape.
+            if name == config.algorithm and len(config.model.cuts) != 2:
+                raise
+    return costs
 
 
 def _as_algorithm(config: Config, name: str) -> Config:
@@ -48,6 +44,7 @@ def _as_algorithm(config: Config, name: str) -> Config:
 
 
 def _cost(config: Config, smashed: dict[Shapes, Smash], problem: Problem | None) -> dict[str, Any]:
+    make_algorithm(config)  # refuses, before anything slow, what it cannot run with
     setup = make_dry_setup(config, problem)
     federation = Federation(setup, DryEngine(setup, smashed))
     cohort = draw_cohort(config, 0)

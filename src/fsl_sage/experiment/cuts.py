@@ -17,7 +17,7 @@ from fsl_sage.problems.make import make_dry_problem
 from fsl_sage.problems.parts import META, build_model
 from fsl_sage.split import Analysis, AuxiliaryStates, CutPoint, SplitError, cut_points_of
 from fsl_sage.units import bytes_text
-from fsl_sage.wire.message import ACTIVATIONS, AUXILIARY, CLIENT_MODEL, CUT_GRADIENTS, nbytes
+from fsl_sage.wire.message import ACTIVATIONS, AUXILIARY, CLIENT_MODEL, CUT_GRADIENTS, DECODER, nbytes
 
 
 @dataclass(frozen=True)
@@ -80,10 +80,21 @@ def cuts_of(config: Config) -> list[CutCosts]:
     # A round's bytes of each kind are in proportion to what travels, so the ledger of one cut where all kinds do, if
     # there is one, gives those of all cuts.
     known = max(travels, key=lambda name: sum(map(bool, travels[name].values())))
-    costs = cost(replace(config, model=replace(config.model, cut=known)))
+    costs = _without_decoders(config, cost(replace(config, model=replace(config.model, cut=known))))
     reveals = revealed(config, problem, points) if isinstance(problem, ImageProblem) else {}
     rows = [_costs_at(config, costs, point, travels[point.name], travels[known]) for point in points]
     return [replace(row, revealed=reveals.get(row.point.name)) for row in rows]
+
+
+def _without_decoders(config: Config, costs: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The algorithms whose bytes at one cut tell those at the others."""
+    known = {name: row for name, row in costs.items() if DECODER not in row["by_kind"]}
+    if config.algorithm not in known and config.algorithm in costs:
+        raise InputError(
+            f"The cuts of {config.algorithm} cannot be priced together, for each has another decoder: give "
+            "--no-decoder, or another --algorithm."
+        )
+    return known
 
 
 class _Travelling:

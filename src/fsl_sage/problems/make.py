@@ -106,6 +106,11 @@ def is_text(config: Config) -> bool:
     return config.data.name in KNOWN_TEXTS
 
 
+def are_texts(config: Config) -> bool:
+    """Whether the examples are texts, to write or to classify."""
+    return kind_of_texts(config.data.name) is not None
+
+
 def score_of(config: Config) -> Score:
     """The headline score of the problem that a configuration names; the data of known kinds is not read for it."""
     return (_kind(config) or make_dry_problem(config)).score

@@ -86,11 +86,19 @@ def test_impossible_subsets_are_refused(option):
         load_images("cifar10-mini", **option)
 
 
-@pytest.mark.parametrize("name", ["cifar11", "", "mnist", "CIFAR10"])
+@pytest.mark.parametrize("name", ["", "mnist", "CIFAR10"])
 def test_unknown_names_are_refused_with_the_known_ones(name):
     for use in (load_images, fetch):
-        with pytest.raises(InputError, match="cifar10-mini, cifar10, cifar100, fashion-mnist, folder:PATH or npz:PATH"):
+        with pytest.raises(
+            InputError, match="there are: cifar10-mini, cifar10, cifar100, fashion-mnist, folder:"
+        ):
             use(name)
+
+
+def test_of_a_name_that_is_nearly_known_the_known_one_is_told():
+    for use in (load_images, fetch):
+        with pytest.raises(InputError, match=r"'cifar11' is not a known data set: did you mean cifar10\?"):
+            use("cifar11")
 
 
 # The data directory
