@@ -119,9 +119,7 @@ def test_it_is_resumed_exactly_given_the_same_problem(tmp_path):
 
     with pytest.raises(StopError):
         run(configured(tmp_path), problem=Interrupted())
-    with pytest.raises(
-        InputError, match=r"Housing' is not a known data set.*was given in Python as problem="
-    ):
+    with pytest.raises(InputError, match=r"Housing' is not a known data set.*was given in Python as problem="):
         resume(tmp_path / "run")
     with pytest.raises(InputError, match=r"is a run on .*Housing, not on .*Other"):
         resume(tmp_path / "run", problem=type("Other", (Housing,), {})())

@@ -89,9 +89,7 @@ def test_impossible_subsets_are_refused(option):
 @pytest.mark.parametrize("name", ["", "mnist", "CIFAR10"])
 def test_unknown_names_are_refused_with_the_known_ones(name):
     for use in (load_images, fetch):
-        with pytest.raises(
-            InputError, match="there are: cifar10-mini, cifar10, cifar100, fashion-mnist, folder:"
-        ):
+        with pytest.raises(InputError, match="there are: cifar10-mini, cifar10, cifar100, fashion-mnist, folder:"):
             use(name)
 
 
