@@ -43,7 +43,7 @@ def test_a_run_on_two_nodes(tiny, address):
         nodes.extend(engine._pool.spread(where, None, range(40)))
         return Federation(setup, engine)
 
-    play(RunDirectory.create(config), config, [], build)
+    play(RunDirectory.create(config), config, [], build=build)
     assert len(set(nodes)) == 2
     assert not ray.is_initialized()
     assert_same_run(config.out, run(tiny(clients=4)).directory)
