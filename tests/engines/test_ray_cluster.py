@@ -37,8 +37,8 @@ def test_a_run_on_two_nodes(tiny, address):
     config = tiny(clients=4, engine="ray", workers=4, ray_address=address)
     nodes = []
 
-    def build(directory, config):
-        setup = make_setup(config)
+    def build(directory, config, problem):
+        setup = make_setup(config, problem)
         engine = RayEngine(setup)
         nodes.extend(engine._pool.spread(where, None, range(40)))
         return Federation(setup, engine)
