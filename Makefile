@@ -14,9 +14,9 @@ run: $(VENV)/.installed
 
 # The slow tests start servers and clusters of their own, and want the machine to themselves.
 test: lint
-	@echo "2 of 3: the quick tests, two at a time. About 15 minutes on two cores."
+	@echo "2 of 3: the quick tests, two at a time. About 12 minutes on two cores."
 	$(BIN)/pytest -n 2 -m "not slow"
-	@echo "3 of 3: the slow tests, which start servers and clusters. About 20 minutes."
+	@echo "3 of 3: the slow tests, which start servers and clusters. About 13 minutes."
 	$(BIN)/pytest -m slow
 
 # Attacks and accidents at full length, about two hours; what they gave last is in docs/reliability.md.
