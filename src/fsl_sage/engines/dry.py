@@ -13,16 +13,18 @@ from torch import Tensor, nn
 
 from fsl_sage.alignment.fidelity import Fidelity
 from fsl_sage.alignment.passes import Smash
-from fsl_sage.engines.base import Delivery, Engine, Replies, Setup, advance, sent_along
+from fsl_sage.engines.base import Delivery, Engine, Replies, Setup, advance, coded_update, sent_along
 from fsl_sage.engines.server import HostedServer, NoServer
 from fsl_sage.optimizers import state_shapes
 from fsl_sage.problems.base import Batch
 from fsl_sage.roles.client import chosen_steps, local_batch_sizes, local_order
 from fsl_sage.roles.protocols import ClientRole, Parts, SServerRole, Update
+from fsl_sage.roles.s_server import aligned_auxiliary
 from fsl_sage.roles.work import boundary
 from fsl_sage.split import boundary_shapes
+from fsl_sage.wire.ends import ClientEnd
 from fsl_sage.wire.link import Link
-from fsl_sage.wire.message import AUXILIARY, Message, Tensors
+from fsl_sage.wire.message import Message, Tensors
 
 Shapes = tuple[torch.Size, ...]
 """Of a batch's inputs."""
@@ -67,9 +69,9 @@ class DryEngine(Engine):
         replies: Replies = dict.fromkeys(clients)
         while replies:
             uploads = {
-                id: _of_step(upload, players[id])
+                id: self._sent(upload, t, players[id])
                 for id, reply in replies.items()
-                if (upload := advance(rounds[id], reply)) is not None
+                if (upload := advance(rounds[id], self._end(t, players[id]).receive(reply))) is not None
             }
             replies = self._server.exchange(uploads, link)
         return [self._update(t, players[id]) for id in clients]
@@ -77,7 +79,7 @@ class DryEngine(Engine):
     def uploads(self, t: int, id: int) -> list[Message]:
         """What a client that does not wait uploads in round t, as shapes."""
         client = DryClient(id, self, Delivery(self.setup.initial, {}))
-        return [_of_step(upload, client) for upload in self.setup.algorithm.local_round(client, t)]
+        return [self._sent(upload, t, client) for upload in self.setup.algorithm.local_round(client, t)]
 
     def update(self, t: int, id: int) -> Update:
         """What a client brings to the F-server after round t, as shapes."""
@@ -86,7 +88,15 @@ class DryEngine(Engine):
     def _update(self, t: int, client: "DryClient") -> Update:
         settings, initial, algorithm = self.setup.settings, self.setup.initial, self.setup.algorithm
         parts = {part: settings.travelling(part, initial[part]) for part in algorithm.averaged_in(t)}
-        return Update(client.id, parts, extra=sent_along(self.setup, client, t))
+        update = Update(client.id, parts, extra=sent_along(self.setup, client, t))
+        return coded_update(self.setup, self._end(t, client), update, {})
+
+    def _end(self, t: int, client: "DryClient") -> ClientEnd:
+        return ClientEnd(self.setup.settings.codecs, client.id, t, {})
+
+    def _sent(self, upload: Message, t: int, client: "DryClient") -> Message:
+        """An upload as it travels, which says of which local step it is."""
+        return self._end(t, client).send(replace(upload, values={**upload.values, "step": client.step_index}))
 
     def order(self, t: int, id: int) -> Iterator[Tensor]:
         """For each local step, which examples a client takes; where no data is known, only how many."""
@@ -138,11 +148,6 @@ class DryEngine(Engine):
 
     def close(self) -> None:
         """Nothing to release."""
-
-
-def _of_step(upload: Message, client: "DryClient") -> Message:
-    """An upload that says of which local step it is."""
-    return replace(upload, values={**upload.values, "step": client.step_index})
 
 
 class DryClient(ClientRole):
@@ -266,6 +271,7 @@ class DrySServer(SServerRole):
         self.client_weights = setup.client_weights
         self._aligned = False
         self._remembered: set[int] = set()
+        self._settings = setup.settings
         self._config = setup.settings.config
         self._initial = setup.initial
         self._module = setup.modules["server"]
@@ -351,7 +357,9 @@ class DrySServer(SServerRole):
         """Auxiliaries of the right size."""
         self._aligned = True
         receivers = range(self._config.clients) if self._config.alignment.scope == "pooled" else clients
-        return ((client, Message({AUXILIARY: self._initial["auxiliary"]})) for client in receivers)
+        auxiliary = self._initial["auxiliary"]
+        message = aligned_auxiliary(self._settings, -1, self.round, auxiliary, auxiliary)
+        return ((client, message) for client in receivers)
 
     def set_auxiliary(self, tensors: Tensors) -> None:
         """Sizes stay."""

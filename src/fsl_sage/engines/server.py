@@ -10,6 +10,7 @@ from fsl_sage.engines.base import Replies, Server, Setup, Uploads
 from fsl_sage.roles.protocols import Parts, SServerRole
 from fsl_sage.roles.s_server import SpreadOver, SServer
 from fsl_sage.roles.work import Workbench
+from fsl_sage.wire.ends import ServerEnd
 from fsl_sage.wire.link import Link
 from fsl_sage.wire.message import Message, Tensors
 from fsl_sage.wire.paths import below, by_client, flat
@@ -21,6 +22,7 @@ class HostedServer(Server):
     def __init__(self, setup: Setup, role: SServerRole) -> None:
         self.role = role
         self._algorithm = setup.algorithm
+        self._end = ServerEnd(setup.settings.codecs)
 
     @classmethod
     def training(cls, setup: Setup, spread: SpreadOver) -> "HostedServer":
@@ -37,9 +39,13 @@ class HostedServer(Server):
         if not uploads:
             return {}
         t = self.role.round
-        arrived = {id: link.up(t, id, upload) for id, upload in uploads.items()}
+        arrived = {id: self._end.receive(id, link.up(t, id, upload)) for id, upload in uploads.items()}
         replies = self._algorithm.on_uploads(self.role, arrived)
-        return {id: reply if reply is None else link.down(t, id, reply) for id, reply in replies.items()}
+        sent: Replies = {}
+        for id, reply in replies.items():
+            step = int(uploads[id].values["step"])
+            sent[id] = reply if reply is None else link.down(t, id, self._end.send(t, id, step, reply))
+        return sent
 
     def drop(self, client: int) -> None:
         """A client has failed in this round."""

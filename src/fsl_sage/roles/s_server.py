@@ -286,12 +286,16 @@ class SServer(SServerRole):
         self.aligned = True
         if result.optimizer:
             self._alignment_optimizers[client] = result.optimizer
+        held = self._auxiliary if client == POOLED else self.auxiliary_of(client)
+        message = aligned_auxiliary(self._settings, client, self.round, result.auxiliary, held)
+        # The S-server goes on with what the client has, not with what coding has lost of it.
+        published = dict(message.parts[AUXILIARY])
         if client == POOLED:
-            self._auxiliary = result.auxiliary
+            self._auxiliary = published
         else:
-            self._aligned[client] = result.auxiliary
+            self._aligned[client] = published
         receivers = range(self._settings.config.clients) if client == POOLED else [client]
-        yield from ((receiver, Message({AUXILIARY: result.auxiliary})) for receiver in receivers)
+        yield from ((receiver, message) for receiver in receivers)
 
     def fidelity(self, *, seen: bool = False) -> Fidelity | None:
         """How well the auxiliaries in use estimate the cut gradients of clients' newest uploads.
@@ -358,6 +362,16 @@ class SServer(SServerRole):
         for client, tensors in by_client(below("alignment/", state)).items():
             self.alignment[client] = AlignmentData(self._settings.config.alignment.samples)
             self.alignment[client].load_state(tensors)
+
+
+def aligned_auxiliary(settings: Settings, client: int, t: int, aligned: Tensors, held: Tensors) -> Message:
+    """The message of an auxiliary to those who have the one before it: as they decode it, and what is sent."""
+    change = settings.codecs.published.get(AUXILIARY)
+    if change is None:
+        return Message({AUXILIARY: aligned})
+    noise = settings.codecs.noise(AUXILIARY, client, t)
+    sent = change.encode(aligned, held, {}, settings.trained["auxiliary"], noise)
+    return Message({AUXILIARY: sent.decoded}, changes={AUXILIARY: sent.arrays})
 
 
 class _Alignment(NamedTuple):
