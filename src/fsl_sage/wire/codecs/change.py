@@ -6,7 +6,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fsl_sage.wire.codecs.arrays import ArrayCodec, Noise, decode_one, encode_one, labelled, read_label
+from fsl_sage.wire.codecs.arrays import (
+    ArrayCodec,
+    CodecError,
+    Label,
+    Noise,
+    decode_one,
+    encode_one,
+    labelled,
+    read_label,
+)
 from fsl_sage.wire.message import Tensors
 
 
@@ -61,9 +70,8 @@ class Change:
             if name in lost:
                 wanted = wanted + lost[name]
             payload = encode_one(self.codec, wanted, noise.for_array(name))
-            label = labelled(name, new)
-            back = self._read(label, payload)
-            sent.arrays[label] = payload
+            back = decode_one(self.codec, payload, Label(name, new.dtype, tuple(new.shape)))
+            sent.arrays[labelled(name, new)] = payload
             sent.lost[name] = wanted - back
             sent.decoded[name] = back if self.absolute else held[name] + back
         return sent
@@ -77,11 +85,8 @@ class Change:
             if was is None:
                 decoded[label] = payload
             else:
-                back = self._read(label, payload)
+                if was.name not in held or (held[was.name].shape, held[was.name].dtype) != (was.shape, was.dtype):
+                    raise CodecError(f"'{was.name[:80]}' is no weight of this shape that the receiver has.")
+                back = decode_one(self.codec, payload, was)
                 decoded[was.name] = back if self.absolute else held[was.name] + back
         return decoded
-
-    def _read(self, label: str, payload: Tensor) -> Tensor:
-        was = read_label(label)
-        assert was is not None
-        return decode_one(self.codec, payload, was)

@@ -12,6 +12,7 @@ from fsl_sage.wire.codecs.compressed import Compressed
 from fsl_sage.wire.codecs.groups import Grouping, OfSmashed, OfWeights
 from fsl_sage.wire.codecs.integers import Smallest
 from fsl_sage.wire.codecs.quantise import Quantise
+from fsl_sage.wire.codecs.sparse import TopK
 from fsl_sage.wire.codecs.whole import Whole
 from fsl_sage.wire.ledger import Direction
 from fsl_sage.wire.message import (
@@ -87,9 +88,11 @@ def array_codec(spec: CodecSpec, grouping: Grouping) -> ArrayCodec | None:
     """The codec of single arrays that a word names; None where they travel as they are."""
     codec: ArrayCodec | None = None
     if spec.family == "cast":
-        codec = Cast("bfloat16" if spec.brain else "float16")
+        codec = Cast("bfloat16" if spec.brain else "float16", grouping)
     elif spec.family == "int":
         codec = Quantise(spec.bits, grouping, nearest=spec.nearest)
+    elif spec.family in ("topk", "randtopk"):
+        codec = TopK(spec.share, by_example=isinstance(grouping, OfSmashed), random=spec.family == "randtopk")
     return Compressed(codec or Whole()) if spec.zstd else codec
 
 
