@@ -102,6 +102,14 @@ class CodecConfig:
         settle(self, CodecConfig, "codec.")
         for name in ("activations", "gradients", "update", "weights", "auxiliary"):
             self.spec(name)
+        activations, gradients = self.spec("activations"), self.spec("gradients")
+        if gradients.family == "randtopk" and (
+            activations.family not in ("topk", "randtopk") or activations.share != gradients.share or gradients.zstd
+        ):
+            raise InputError(
+                f"--codec.gradients {self.word('gradients')} sends gradients at the places of which activations were "
+                f"sent: give --codec.activations randtopk:{gradients.share:g} too, and no {ZSTD} here."
+            )
 
     def word(self, name: str) -> str:
         """What is chosen for a transfer: as given, else by the preset, else `none`."""

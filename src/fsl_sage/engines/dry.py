@@ -66,12 +66,13 @@ class DryEngine(Engine):
         self._server.begin(t)
         players = {id: DryClient(id, self, delivery, self._extras.setdefault(id, {})) for id in clients}
         rounds = {id: self.setup.algorithm.local_round(player, t) for id, player in players.items()}
+        ends = {id: self._end(t, player) for id, player in players.items()}
         replies: Replies = dict.fromkeys(clients)
         while replies:
             uploads = {
-                id: self._sent(upload, t, players[id])
+                id: _sent(upload, players[id], ends[id])
                 for id, reply in replies.items()
-                if (upload := advance(rounds[id], self._end(t, players[id]).receive(reply))) is not None
+                if (upload := advance(rounds[id], ends[id].receive(reply))) is not None
             }
             replies = self._server.exchange(uploads, link)
         return [self._update(t, players[id]) for id in clients]
@@ -79,7 +80,8 @@ class DryEngine(Engine):
     def uploads(self, t: int, id: int) -> list[Message]:
         """What a client that does not wait uploads in round t, as shapes."""
         client = DryClient(id, self, Delivery(self.setup.initial, {}))
-        return [self._sent(upload, t, client) for upload in self.setup.algorithm.local_round(client, t)]
+        end = self._end(t, client)
+        return [_sent(upload, client, end) for upload in self.setup.algorithm.local_round(client, t)]
 
     def update(self, t: int, id: int) -> Update:
         """What a client brings to the F-server after round t, as shapes."""
@@ -92,11 +94,7 @@ class DryEngine(Engine):
         return coded_update(self.setup, self._end(t, client), update, {})
 
     def _end(self, t: int, client: "DryClient") -> ClientEnd:
-        return ClientEnd(self.setup.settings.codecs, client.id, t, {})
-
-    def _sent(self, upload: Message, t: int, client: "DryClient") -> Message:
-        """An upload as it travels, which says of which local step it is."""
-        return self._end(t, client).send(replace(upload, values={**upload.values, "step": client.step_index}))
+        return ClientEnd(self.setup.settings.codecs, client.id, t, {}, len(client.examples))
 
     def order(self, t: int, id: int) -> Iterator[Tensor]:
         """For each local step, which examples a client takes; where no data is known, only how many."""
@@ -150,6 +148,11 @@ class DryEngine(Engine):
         """Nothing to release."""
 
 
+def _sent(upload: Message, client: "DryClient", end: ClientEnd) -> Message:
+    """An upload as it travels, which says of which local step it is."""
+    return end.send(replace(upload, values={**upload.values, "step": client.step_index}), client.places)
+
+
 class DryClient(ClientRole):
     """A client that answers with shapes."""
 
@@ -160,6 +163,7 @@ class DryClient(ClientRole):
         self.extra = {} if extra is None else extra
         self.lr_used = 0.0
         self.round = self.step_index = -1
+        self.places: Tensor | None = None
         self.examples = engine.setup.examples[id]
         self._engine = engine
 
@@ -167,13 +171,13 @@ class DryClient(ClientRole):
         """Batches of the right sizes."""
         self.round = t
         for step, indices in chosen_steps(self._engine.order(t, self.id), steps):
-            self.step_index = step
+            self.step_index, self.places = step, torch.empty_like(indices, device="meta")
             yield replace(self._engine.batch(indices), examples=indices)
 
     def own_examples(self) -> Iterator[Batch]:
         """Batches of the right sizes."""
         for chosen in torch.split(self.examples, self._engine.setup.settings.config.batch_size):
-            self.step_index += 1
+            self.step_index, self.places = self.step_index + 1, torch.empty_like(chosen, device="meta")
             yield replace(self._engine.batch(chosen), examples=chosen)
 
     def forward(self, batch: Batch) -> Smash:
@@ -353,8 +357,14 @@ class DrySServer(SServerRole):
         """The clients that have uploaded, in order."""
         return sorted(self._remembered)
 
+    def drifted(self, below: float, every: int) -> list[int]:
+        """As often as can be: what is not known is taken to have drifted."""
+        return self.remembered() if self.round % every == 0 else []
+
     def align(self, clients: Iterable[int]) -> Iterator[tuple[int, Message]]:
         """Auxiliaries of the right size."""
+        if not (clients := list(clients)):
+            return iter(())
         self._aligned = True
         receivers = range(self._config.clients) if self._config.alignment.scope == "pooled" else clients
         auxiliary = self._initial["auxiliary"]

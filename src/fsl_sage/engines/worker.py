@@ -73,12 +73,13 @@ class Worker:
         self, t: int, id: int, state: Mapping[str, Tensor], delivery: Delivery
     ) -> Generator[Message, Message | None, Outcome]:
         client = self._client(t, id, state, delivery)
-        end = ClientEnd(self.setup.settings.codecs, id, t, below("codec/", state))
+        end = ClientEnd(self.setup.settings.codecs, id, t, below("codec/", state), len(client.examples))
         local_round = self.setup.algorithm.local_round(client, t)
         reply: Message | None = None
         while (upload := advance(local_round, reply)) is not None:
             # An upload says of which local step it is: the S-server's learning rate goes by it.
-            sent = yield end.send(replace(upload, values={**upload.values, "step": client.step_index}))
+            upload = replace(upload, values={**upload.values, "step": client.step_index})
+            sent = yield end.send(upload, client.places)
             reply = end.receive(sent)
         averaged = self.setup.algorithm.averaged_in(t)
         losses = {"client_loss": mean_loss(client.losses)} if client.losses else {}

@@ -71,8 +71,9 @@ def _cost(config: Config, smashed: dict[Shapes, Smash], problem: Problem | None)
 
 
 def _is_bound(setup: Setup) -> bool:
-    """Whether what is told is the most that can be: texts may be shorter, and zstd makes of numbers what it can."""
-    return setup.settings.task.sizes_are_bounds or setup.settings.codecs.sizes_vary
+    """Whether what is told is the most that can be: texts may be shorter, zstd finds what it finds, drift may rest."""
+    settings = setup.settings
+    return settings.task.sizes_are_bounds or settings.codecs.sizes_vary or setup.algorithm.sends_less
 
 
 def part_sizes(config: Config) -> dict[str, dict[str, int]]:

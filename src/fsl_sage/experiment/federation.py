@@ -10,6 +10,7 @@ from fsl_sage.activity import now
 from fsl_sage.alignment.fidelity import Fidelity
 from fsl_sage.config import Config
 from fsl_sage.engines.base import REMEDY, Delivery, Engine, Setup, known_weights
+from fsl_sage.engines.server import CACHE_BYTES
 from fsl_sage.errors import TrainingError
 from fsl_sage.precision import all_finite
 from fsl_sage.roles.averaging import average
@@ -22,7 +23,7 @@ from fsl_sage.wire.ledger import Ledger
 from fsl_sage.wire.link import Link
 from fsl_sage.wire.message import Message, Tensors, nbytes
 from fsl_sage.wire.paths import below, flat, grouped
-from fsl_sage.wire.post import Download, Post, Renewal
+from fsl_sage.wire.post import NOTHING, Download, Post, Renewal
 
 
 class Federation:
@@ -83,7 +84,20 @@ class Federation:
         seen = server.fidelity(seen=True) if remarks["aligned"] else None
         self._check_finite(t)
         members = {"cohort": len(cohort), "missing": sorted(set(cohort) - present)}
+        remarks |= self._codec_memory(remarks.pop(CACHE_BYTES, 0))
         return {**members, **remarks, **self.engine.remarks(), **losses, **_fidelities(held_out, seen)}
+
+    def _codec_memory(self, cached: int) -> dict[str, int]:
+        """For the metrics: bytes that codecs remember at all roles together, where they remember anything."""
+        codecs = self.setup.settings.codecs
+        if not (codecs.update or codecs.published or cached):
+            return {}
+        trained = self.setup.settings.trained
+        parts = {part: self.f_server.weights[part] for part in self.setup.algorithm.averaged}
+        own = sum(nbytes({n: x for n, x in tensors.items() if n in trained[part]}) for part, tensors in parts.items())
+        clients = sum(version != NOTHING for version in self.post.has) if codecs.update else 0
+        # The clients keep what coding has lost of their updates, and activations that the S-server keeps once more.
+        return {"codec_memory_bytes": nbytes(flat(self._lost)) + clients * own + 2 * cached}
 
     def _local_steps(self, cohort: Iterable[int]) -> dict[int, int]:
         """By client, the number of its local steps in a round."""

@@ -1,18 +1,20 @@
 """The codecs of a run: which one for what travels in which direction."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from fsl_sage.config import CodecConfig, CodecSpec
-from fsl_sage.wire.codecs.arrays import ArrayCodec, Noise, decode_all, encode_all
+from fsl_sage.wire.codecs.arrays import ArrayCodec, Noise, decode_all, encode_all, labelled, read_label
+from fsl_sage.wire.codecs.cached import Cached
 from fsl_sage.wire.codecs.casts import Cast
 from fsl_sage.wire.codecs.change import Change
-from fsl_sage.wire.codecs.compressed import Compressed
+from fsl_sage.wire.codecs.compressed import Compressed, inner, uncompressed
 from fsl_sage.wire.codecs.groups import Grouping, OfSmashed, OfWeights
 from fsl_sage.wire.codecs.integers import Smallest
 from fsl_sage.wire.codecs.quantise import Quantise
-from fsl_sage.wire.codecs.sparse import TopK
+from fsl_sage.wire.codecs.sparse import AtPlaces, TopK
 from fsl_sage.wire.codecs.whole import Whole
 from fsl_sage.wire.ledger import Direction
 from fsl_sage.wire.message import (
@@ -23,6 +25,7 @@ from fsl_sage.wire.message import (
     DECODER,
     FULL_MODEL,
     LABELS,
+    Tensors,
 )
 
 
@@ -44,7 +47,15 @@ class Codecs:
             CUT_GRADIENTS: array_codec(config.spec("gradients"), OfSmashed()),
             LABELS: Smallest(label_values) if config.word("labels") == "smallest" and label_values else None,
         }
+        if config.spec("gradients").family == "randtopk":
+            del smashed[CUT_GRADIENTS]
         self._by_kind: dict[str, ArrayCodec] = {kind: codec for kind, codec in smashed.items() if codec is not None}
+        activations = smashed[ACTIVATIONS]
+        self.cached = Cached(activations) if activations is not None and config.spec("activations").cached else None
+        """Of activations on their way up, where differences from the last ones are sent."""
+        self._sparse = inner(activations)
+        self.reuses_places = config.spec("gradients").family == "randtopk"
+        """Whether cut gradients come down at the places of which the activations were sent."""
         self.update = _change(config.spec("update"), difference=True)
         """Of models on their way up."""
         weights, auxiliary = _change(config.spec("weights")), _change(config.spec("auxiliary"))
@@ -74,6 +85,42 @@ class Codecs:
     def decode(self, kind: str, sent: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """What the receiver makes of them."""
         return decode_all(self._by_kind[kind], sent) if kind in self._by_kind else sent
+
+    def chosen_places(self, sent: Mapping[str, Tensor]) -> Iterator[Tensor]:
+        """Which numbers of the activations of an upload were sent, bool [rows, length] each."""
+        assert isinstance(self._sparse, TopK)
+        for label, payload in sent.items():
+            was = read_label(label)
+            if was is None:
+                continue
+            if payload.is_meta:
+                yield torch.empty(self._sparse.rows(was.shape), dtype=torch.bool, device="meta")
+            else:
+                yield self._sparse.places(uncompressed(self._by_kind[ACTIVATIONS], payload, was), was.shape, was.dtype)
+
+    def encode_at_places(self, gradients: Mapping[str, Tensor], places: Sequence[Tensor]) -> Tensors:
+        """Cut gradients as they travel: at these places alone."""
+        assert isinstance(self._sparse, TopK)
+        sent: Tensors = {}
+        for (name, x), chosen in zip(gradients.items(), places, strict=True):
+            if x.is_meta:
+                size = self._sparse.rows(x.shape)[0] * self._sparse.kept(x.shape) * x.element_size()
+                sent[labelled(name, x)] = torch.empty(size, dtype=torch.uint8, device="meta")
+            else:
+                sent[labelled(name, x)] = AtPlaces().encode(x, chosen)
+        return sent
+
+    def decode_at_places(self, sent: Mapping[str, Tensor], places: Sequence[Tensor]) -> Tensors:
+        """Cut gradients as the client reads them: 0 at the other places."""
+        gradients: Tensors = {}
+        for (label, payload), chosen in zip(sent.items(), places, strict=True):
+            was = read_label(label)
+            assert was is not None
+            if payload.is_meta:
+                gradients[was.name] = torch.empty(was.shape, dtype=was.dtype, device="meta")
+            else:
+                gradients[was.name] = AtPlaces().decode(payload, chosen, was.shape, was.dtype)
+        return gradients
 
 
 def _is_number(name: str, x: Tensor) -> bool:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fsl_sage.errors import MissingExtra
-from fsl_sage.wire.codecs.arrays import ArrayCodec, CodecError, Noise, Shape
+from fsl_sage.wire.codecs.arrays import ArrayCodec, CodecError, Label, Noise, Shape
 
 LEVEL = 1
 """Of zstd's levels the quickest: higher ones gain a few per cent on packed codes and cost many times the seconds."""
@@ -42,10 +42,20 @@ class Compressed(ArrayCodec):
 
     def decode(self, payload: Tensor, shape: Shape, dtype: torch.dtype) -> Tensor:
         """Unpacked, if it is packed, and read."""
-        right = self.size(shape, dtype)
-        if payload.numel() < right:
-            payload = torch.from_numpy(np.frombuffer(_unpacked(payload, right), np.uint8).copy()).to(payload.device)
-        return self.inner.decode(payload, shape, dtype)
+        return self.inner.decode(uncompressed(self, payload, Label("", dtype, tuple(shape))), shape, dtype)
+
+
+def inner(codec: ArrayCodec | None) -> ArrayCodec | None:
+    """The codec before the compression."""
+    return codec.inner if isinstance(codec, Compressed) else codec
+
+
+def uncompressed(codec: ArrayCodec, payload: Tensor, was: Label) -> Tensor:
+    """The payload of the codec before the compression."""
+    right = codec.size(was.shape, was.dtype)
+    if not isinstance(codec, Compressed) or payload.numel() == right:
+        return payload
+    return torch.from_numpy(np.frombuffer(_unpacked(payload, right), np.uint8).copy()).to(payload.device)
 
 
 def _unpacked(payload: Tensor, right: int) -> bytes:
