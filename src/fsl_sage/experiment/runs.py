@@ -19,6 +19,7 @@ from fsl_sage.engines.local import LocalEngine
 from fsl_sage.engines.process import prefer_huge_pages
 from fsl_sage.errors import InputError, MissingExtra, RunWarning, TrainingError
 from fsl_sage.experiment.federation import Federation, draw_cohort
+from fsl_sage.experiment.probe import Probe
 from fsl_sage.experiment.setup import check_config, make_setup
 from fsl_sage.models import save_adapters
 from fsl_sage.problems.base import Problem
@@ -286,6 +287,8 @@ def _built(
 
 def _build(engine: Callable[[Setup], Engine], directory: RunDirectory, config: Config, problem: Problem) -> Federation:
     setup = make_setup(config, problem)
+    if config.theory is not None:
+        Probe(setup)  # refuses, before anything is trained, what it cannot measure
     _draw_classes(directory, config, setup, problem)
     return Federation(setup, engine(setup))
 
@@ -307,12 +310,18 @@ def _engine(config: Config) -> Callable[[Setup], Engine]:
 
 def _timed_round(federation: Federation, t: int, score: Score, metrics: list[dict[str, Any]]) -> dict[str, Any]:
     start = time.perf_counter()
+    config = federation.setup.settings.config
+    measured = config.theory is not None and t % config.theory == 0
+    before = federation.point() if measured else None
     # A round's step 0: its cohort is drawn. Steps 1-5 are `play_round`.
-    played = federation.play_round(t, draw_cohort(federation.setup.settings.config, t))
+    played = federation.play_round(t, draw_cohort(config, t))
     # Step 6: the merged global model is evaluated on the test set.
     scores = _finite(federation.evaluate(), t)
     if score.name not in scores:
         raise InputError(f"The task gives no {score.name}, the headline score, but {', '.join(scores) or 'nothing'}.")
+    if before is not None:
+        now("measuring the theory's quantities")
+        played["theory"] = Probe(federation.setup).measure(before, federation.point())
     seconds = time.perf_counter() - start
     elapsed = seconds + (metrics[-1]["elapsed_seconds"] if metrics else 0.0)
     ledger = federation.ledger

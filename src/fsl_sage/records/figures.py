@@ -74,7 +74,12 @@ def _short(name: str) -> str:
     return name if len(name) <= 40 else f"…{name[-39:]}"
 
 
-def _save(figure: Figure, path: Path) -> None:
+def as_png(figure: Figure) -> bytes:
+    """The picture as a file."""
     image = BytesIO()
     figure.savefig(image, format="png", dpi=150)
-    write_bytes(path, image.getvalue())
+    return image.getvalue()
+
+
+def _save(figure: Figure, path: Path) -> None:
+    write_bytes(path, as_png(figure))
