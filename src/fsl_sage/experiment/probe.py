@@ -206,7 +206,7 @@ class _Sums:
 
     def quantities(self, steps: int, uploads: int) -> Quantities:
         gradient = sum((mean.mean for mean in self._means), torch.zeros(())) / len(self._means)
-        client, server = torch.split(gradient, self._sizes)
+        client, server = torch.split(gradient, list(self._sizes))
         apart = [float((mean.mean - gradient).square().sum()) for mean in self._means]
         return Quantities(
             loss=_average(self._loss),
