@@ -115,7 +115,9 @@ RESET = {
 
 @pytest.mark.parametrize("algorithm", RESET)
 def test_new_optimizers_in_every_round(subject, algorithm):
-    check(subject(SETTINGS["Dirichlet, cohort 2 of 3"], RESET[algorithm], algorithm=algorithm, client_optimizer="reset"))
+    check(
+        subject(SETTINGS["Dirichlet, cohort 2 of 3"], RESET[algorithm], algorithm=algorithm, client_optimizer="reset")
+    )
 
 
 @pytest.mark.parametrize("averaging", AVERAGING)
