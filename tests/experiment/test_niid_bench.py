@@ -2,8 +2,8 @@
 
 import numpy as np
 import torch
-
 from experiments.niid_bench import PADDING, ZeroToOne, cnn, dealt_by_class, reflected_crops
+
 from fsl_sage.problems.images.augment import normalise
 from fsl_sage.problems.images.cifar import CIFAR10_MEAN, CIFAR10_STD
 
