@@ -230,6 +230,9 @@ class Config:
     """A fixed number K of local steps in a round instead of epochs."""
     cohort: float = 1.0
     """The fraction of the clients that takes part in a round."""
+    client_optimizer: Literal["keep", "reset"] = "keep"
+    """A client's optimizer keeps its state (momentum, Adam's moments) from round to round, or is a new one in every
+    round, and nothing is stored. So is that of a server-side model of a client's own (splitfed-ms, local-loss)."""
     order: Literal["interleaved", "blocked", "arrival"] = "interleaved"
     """Order in which the S-server takes uploads: step by step, client after client, or as they come (ray)."""
     seed: int = 0

@@ -220,16 +220,18 @@ class SServer(SServerRole):
         self._open.pop(client, None)
 
     def average_copies(self) -> None:
-        """Put the average of the clients' own server-side models in their place; their optimizer states stay theirs.
+        """Put the average of the clients' own server-side models in their place.
 
-        It is made by the F-server's rule: who chose one against poisoned clients means these copies too.
+        Their optimizer states stay theirs, or are forgotten (--client-optimizer). The average is made by the F-server's
+        rule: who chose one against poisoned clients means these copies too.
         """
         clients = sorted(self._copies)
         states = [self._copies[client].weights() for client in clients]
         rule = RULES[self._settings.config.averaging.rule]
         self.set_weights(rule(states, [self.client_weights[client] for client in clients], self._model.weights()))
-        for client in clients:
-            self._copy_optimizers[client] = self._copies.pop(client).optimizer_state()
+        if self._settings.keeps_optimizers:
+            self._copy_optimizers |= {client: self._copies[client].optimizer_state() for client in clients}
+        self._copies.clear()
 
     def weights(self) -> Tensors:
         """The server-side model x_s."""
