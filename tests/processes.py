@@ -1,4 +1,4 @@
-"""The command in a process of its own, without the seconds in which Python imports torch: a fork server has it imported.
+"""The command in a process of its own, without seconds in which Python imports torch: a fork server has it imported.
 
 The processes are as real as any: they have ids and exit codes of their own, write to files, are sent signals and are
 killed. That the command also starts from nothing is shown by tests/cli/test_startup.py and the newcomer's hour.
