@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import functools
 import inspect
+import itertools
 import textwrap
 from collections.abc import Iterator
 from types import ModuleType
@@ -20,7 +21,7 @@ def help_of(options: type) -> dict[str, str]:
 
 def _docstrings(kind: type) -> Iterator[tuple[str, str]]:
     body = _class_bodies(inspect.getmodule(kind)).get(kind.__qualname__, [])
-    for node, after in zip(body, body[1:], strict=False):
+    for node, after in itertools.pairwise(body):
         if isinstance(node, ast.AnnAssign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
             yield ast.unparse(node.target), inspect.cleandoc(str(after.value.value))
 
