@@ -18,7 +18,7 @@ from fsl_sage.engines.base import Engine, LostError, Setup
 from fsl_sage.engines.local import LocalEngine
 from fsl_sage.engines.process import prefer_huge_pages
 from fsl_sage.errors import InputError, MissingExtra, RunWarning, TrainingError
-from fsl_sage.experiment.federation import Federation, draw_cohort
+from fsl_sage.experiment.federation import Federation, draw_cohort, footprints_in
 from fsl_sage.experiment.setup import check_config, make_setup
 from fsl_sage.models import save_adapters
 from fsl_sage.problems.base import Problem
@@ -264,6 +264,7 @@ def _restore(
     with directory.writing():
         metrics, entries = directory.cut_back(checkpoint[1] if checkpoint else None)
     federation.ledger.restore(entries, metrics[-1]["bytes_whole_models"] if metrics else 0)
+    federation.footprints = footprints_in(metrics)
     return federation, metrics
 
 
