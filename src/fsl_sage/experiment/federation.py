@@ -82,7 +82,7 @@ class Federation:
             self.post.send(t, client, message, present=client in present)
         if "server" not in known and (footprint := server.footprint()) is not None:
             self.footprints["server"] = footprint
-        measured = _figures({role: own for role, own in self.footprints.items() if role not in known})
+        measured = footprint_figures({role: own for role, own in self.footprints.items() if role not in known})
         losses = _losses(updates, server.take_loss(), t)
         remarks = server.remarks()
         seen = server.fidelity(seen=True) if remarks["aligned"] else None
@@ -281,8 +281,8 @@ def _losses(updates: Sequence[Update], server_loss: float | None, t: int) -> dic
     return {"train_loss": server_loss, "auxiliary_loss": client_loss}
 
 
-def _figures(footprints: Mapping[str, Footprint]) -> dict[str, int]:
-    """What the first steps of roles took, for the metrics of the round in which that was measured."""
+def footprint_figures(footprints: Mapping[str, Footprint]) -> dict[str, int]:
+    """What the first steps of roles took, by the names that this has in metrics."""
     return {f"{role}_{name}": value for role, each in footprints.items() for name, value in asdict(each).items()}
 
 

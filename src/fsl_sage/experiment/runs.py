@@ -18,7 +18,7 @@ from fsl_sage.engines.base import Engine, LostError, Setup
 from fsl_sage.engines.local import LocalEngine
 from fsl_sage.engines.process import prefer_huge_pages
 from fsl_sage.errors import InputError, MissingExtra, RunWarning, TrainingError
-from fsl_sage.experiment.federation import Federation, draw_cohort, footprints_in
+from fsl_sage.experiment.federation import Federation, draw_cohort, footprint_figures, footprints_in
 from fsl_sage.experiment.setup import check_config, make_setup
 from fsl_sage.models import save_adapters
 from fsl_sage.problems.base import Problem
@@ -368,6 +368,7 @@ def _summary(metrics: Sequence[dict[str, Any]], score: Score, stopped: str) -> d
         "bytes_paper": last["bytes_paper"],
         "bytes_whole_models": last["bytes_whole_models"],
         "elapsed_seconds": last["elapsed_seconds"],
+        **footprint_figures(footprints_in(metrics)),
     }
 
 

@@ -84,7 +84,7 @@ def _mark(y: Tensor, x: Tensor) -> None:
         node = waiting.pop()
         if node is not None and node not in seen:
             seen.add(node)
-            node.metadata[_DIRECT] = True
+            node.metadata[_DIRECT] = True  # type: ignore[index]
             waiting += [before for before, _ in node.next_functions]
 
 
