@@ -18,7 +18,7 @@ from fsl_sage.engines.base import Engine, LostError, Setup
 from fsl_sage.engines.local import LocalEngine
 from fsl_sage.engines.process import prefer_huge_pages
 from fsl_sage.errors import InputError, MissingExtra, RunWarning, TrainingError
-from fsl_sage.experiment.federation import Federation, draw_cohort
+from fsl_sage.experiment.federation import Federation, draw_cohort, footprint_figures, footprints_in
 from fsl_sage.experiment.probe import Probe
 from fsl_sage.experiment.result import Result
 from fsl_sage.experiment.setup import check_config, make_setup
@@ -247,6 +247,7 @@ def _restore(
     with directory.writing():
         metrics, entries = directory.cut_back(checkpoint[1] if checkpoint else None)
     federation.ledger.restore(entries, metrics[-1]["bytes_whole_models"] if metrics else 0)
+    federation.footprints = footprints_in(metrics)
     return federation, metrics
 
 
@@ -358,6 +359,7 @@ def _summary(metrics: Sequence[dict[str, Any]], score: Score, stopped: str) -> d
         "bytes_paper": last["bytes_paper"],
         "bytes_whole_models": last["bytes_whole_models"],
         "elapsed_seconds": last["elapsed_seconds"],
+        **footprint_figures(footprints_in(metrics)),
     }
 
 
