@@ -51,6 +51,7 @@ class FedGKT(Algorithm):
     Options = FedGKTOptions
     options: FedGKTOptions
     uses = ("model.auxiliary", "optimizer.auxiliary_weight_decay", "optimizer.server_lr")
+    one_cut_because = "its S-server learns from features of one shape"
     waits = False
     averaged = ()
     own_parts = ("client", "auxiliary")

@@ -19,6 +19,7 @@ from fsl_sage.optimizers import state_shapes
 from fsl_sage.problems.base import Batch
 from fsl_sage.roles.client import chosen_steps, local_batch_sizes, local_order
 from fsl_sage.roles.protocols import ClientRole, Parts, SServerRole, Update
+from fsl_sage.roles.replica import Slots
 from fsl_sage.roles.work import boundary
 from fsl_sage.split import boundary_shapes
 from fsl_sage.wire.link import Link
@@ -48,8 +49,11 @@ class Outputs:
 class DryEngine(Engine):
     """Modules and tensors on the meta device: shapes without numbers."""
 
-    def __init__(self, setup: Setup, smashed: dict[Shapes, Smash] | None = None) -> None:
-        """`smashed`, by the inputs' shapes, is filled; setups that differ in the algorithm alone may share it."""
+    def __init__(self, setup: Setup, smashed: dict[tuple[str, Shapes], Smash] | None = None) -> None:
+        """`smashed`, by the client's own cut and the inputs' shapes, is filled.
+
+        Setups that differ in the algorithm alone may share it.
+        """
         self.setup = setup
         self.outputs = Outputs(setup)
         has_s_server = setup.algorithm.has_s_server
@@ -84,8 +88,9 @@ class DryEngine(Engine):
         return self._update(t, DryClient(id, self, Delivery(self.setup.initial, {})))
 
     def _update(self, t: int, client: "DryClient") -> Update:
-        settings, initial, algorithm = self.setup.settings, self.setup.initial, self.setup.algorithm
-        parts = {part: settings.travelling(part, initial[part]) for part in algorithm.averaged_in(t)}
+        setup = self.setup
+        own = {part: setup.initial_of(client.id, part) for part in setup.algorithm.averaged_in(t)}
+        parts = {part: setup.settings.travelling(part, tensors) for part, tensors in own.items()}
         return Update(client.id, parts, extra=sent_along(self.setup, client, t))
 
     def order(self, t: int, id: int) -> Iterator[Tensor]:
@@ -107,13 +112,14 @@ class DryEngine(Engine):
     def _batch(self, indices: Tensor) -> Batch:
         return self.setup.settings.task.training_batch(indices, torch.Generator())
 
-    def smashed(self, batch: Batch) -> Smash:
-        """The boundary tensors of a batch, as shapes."""
+    def smashed(self, client: int, batch: Batch) -> Smash:
+        """The boundary tensors of a client's batch, as shapes."""
         inputs = batch.inputs if isinstance(batch.inputs, Mapping) else {"": batch.inputs}
-        key = tuple(tensor.shape for tensor in inputs.values())
+        cut = self.setup.cuts[client] if self.setup.cuts else ""
+        key = cut, tuple(tensor.shape for tensor in inputs.values())
         if key not in self._smashed:
             with self.setup.settings.passes.autocast():
-                self._smashed[key] = boundary_shapes(self.setup.modules["client"], batch.inputs)
+                self._smashed[key] = boundary_shapes(self.setup.held_by(client)["client"], batch.inputs)
         return self._smashed[key]
 
     def trained_weights(self, t: int) -> int:
@@ -173,7 +179,7 @@ class DryClient(ClientRole):
 
     def forward(self, batch: Batch) -> Smash:
         """The boundary of a batch."""
-        return self._engine.smashed(batch)
+        return self._engine.smashed(self.id, batch)
 
     def output(self, part: str, *inputs: Tensor) -> Any:
         """What the part's module gives for shapes."""
@@ -235,7 +241,8 @@ class DryClient(ClientRole):
     def parameters(self, part: str) -> Mapping[str, Tensor]:
         """Shapes of the trained weights, with gradients of the same shapes."""
         setup = self._engine.setup
-        named = {name: p for name, p in setup.modules[part].named_parameters() if name in setup.initial[part]}
+        own = setup.held_by(self.id)[part].named_parameters()
+        named = {name: p for name, p in own if name in setup.initial[part]}
         return {name: _with_gradient(parameter) for name, parameter in named.items() if parameter.requires_grad}
 
     def replace(self, part: str, tensors: Tensors) -> None:
@@ -269,6 +276,7 @@ class DrySServer(SServerRole):
         self._config = setup.settings.config
         self._initial = setup.initial
         self._module = setup.modules["server"]
+        self._weights = Slots(setup.at_s_server()["server"]).tensors() if setup.cuts else setup.initial["server"]
         self._open: dict[int, Smash] = {}
         self._kept: dict[int, list[Message]] = {}
         self._outputs = Outputs(setup)
@@ -356,9 +364,12 @@ class DrySServer(SServerRole):
     def set_auxiliary(self, tensors: Tensors) -> None:
         """Sizes stay."""
 
+    def set_weights(self, tensors: Tensors) -> None:
+        """Shapes stay."""
+
     def weights(self) -> Tensors:
         """Shapes."""
-        return self._initial["server"]
+        return dict(self._weights)
 
     def recalibrated(self) -> Tensors:
         """Shapes."""

@@ -30,6 +30,7 @@ class Worker:
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         self.workbench = Workbench(setup.modules)
+        self._at_cut = {cut: Workbench({"client": parts["client"]}) for cut, parts in setup.at_cut.items()}
 
     def converse(self, t: int, id: int, state: Mapping[str, Tensor], delivery: Delivery) -> Conversation:
         """A client's round, ready to start. Whatever its code raises becomes its outcome."""
@@ -75,13 +76,14 @@ class Worker:
 
     def _client(self, t: int, id: int, state: Mapping[str, Tensor], delivery: Delivery) -> Client:
         setup = self.setup
+        workbench = self._at_cut[setup.cuts[id]] if setup.cuts else self.workbench
         client = Client(
             id,
             setup.examples[id],
             setup.settings,
-            self.workbench,
+            workbench,
             received=delivery.received,
-            initial={part: setup.initial[part] for part in setup.algorithm.holds},
+            initial={part: workbench.slots[part].only(setup.initial[part]) for part in setup.algorithm.holds},
             state=self._without_older(state, delivery.received) if id in delivery.renewed else state,
             trains=setup.algorithm.trained_in(t),
             received_extra=delivery.extra,

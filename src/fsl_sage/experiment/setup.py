@@ -12,10 +12,11 @@ from fsl_sage.config import Config
 from fsl_sage.devices import pick_device
 from fsl_sage.engines.base import Setup
 from fsl_sage.errors import InputError
+from fsl_sage.experiment.planning import client_cuts
 from fsl_sage.models import MODELS, statistics_names
 from fsl_sage.problems.base import Problem, example_shapes
 from fsl_sage.problems.make import make_dry_problem, make_problem
-from fsl_sage.problems.parts import META, build_decoder, build_parts
+from fsl_sage.problems.parts import META, build_decoder, build_parts, build_parts_at
 from fsl_sage.roles.client import local_batch_sizes
 from fsl_sage.roles.f_server import client_weights
 from fsl_sage.roles.replica import Slots
@@ -40,6 +41,11 @@ def make_setup(config: Config, problem: Problem | None = None, counts: Sequence[
     device = check_config(config)
     problem = problem or make_problem(config)
     examples = problem.divide(config) if counts is None else [torch.arange(count) for count in counts]
+    if cuts := client_cuts(config, problem, examples):
+        at_cut = build_parts_at(cuts, config, problem, device)
+        for cut, parts in at_cut.items():
+            _check_trained(config, parts, cut)
+        return _assemble(config, problem, _deepest(at_cut), examples, device, cuts, at_cut)
     modules = _with_decoder(config, problem, build_parts(config, problem, device), device)
     _check_trained(config, modules)
     return _assemble(config, problem, modules, examples, device)
@@ -50,6 +56,9 @@ def make_dry_setup(config: Config, problem: Problem | None = None, counts: Seque
     problem = problem or make_dry_problem(config)
     examples = problem.divide(config) if counts is None else example_shapes(counts)
     model_alone = replace(Config(), model=config.model, lora=config.lora, precision=config.precision)
+    if cuts := client_cuts(config, problem, examples):
+        at_cut = build_parts_at(cuts, model_alone, problem, META)
+        return _assemble(config, problem, _deepest(at_cut), examples, META, cuts, at_cut)
     modules = _shape_parts(model_alone, problem, MODELS.get(config.model.name))
     modules = _with_decoder(config, problem, modules, META)
     return _assemble(config, problem, modules, examples, META)
@@ -69,8 +78,22 @@ def _with_decoder(
     return {**modules, "decoder": build_decoder(config, problem, modules["client"], device)}
 
 
+PartsAtCuts = dict[str, dict[str, nn.Module]]
+"""By cut, from the shallowest to the deepest: client and server part."""
+
+
+def _deepest(at_cut: PartsAtCuts) -> dict[str, nn.Module]:
+    return list(at_cut.values())[-1]
+
+
 def _assemble(
-    config: Config, problem: Problem, modules: dict[str, nn.Module], examples: list[Tensor], device: torch.device
+    config: Config,
+    problem: Problem,
+    modules: dict[str, nn.Module],
+    examples: list[Tensor],
+    device: torch.device,
+    cuts: tuple[str, ...] = (),
+    at_cut: PartsAtCuts | None = None,
 ) -> Setup:
     """A setup of its pieces: what follows from them is the same on every engine."""
     counts = [len(indices) for indices in examples]
@@ -86,13 +109,13 @@ def _assemble(
     )
     initial = {part: Slots(module).tensors() for part, module in modules.items()}
     weights = client_weights(config.averaging.weighting, counts)
-    return Setup(settings, algorithm, modules, initial, examples, weights)
+    return Setup(settings, algorithm, modules, initial, examples, weights, cuts, at_cut or {})
 
 
-def _check_trained(config: Config, modules: dict[str, nn.Module]) -> None:
+def _check_trained(config: Config, modules: dict[str, nn.Module], cut: str | None = None) -> None:
     for part, module in modules.items():
         if not any(parameter.requires_grad for parameter in module.parameters()):
-            where = f"--model.cut {config.model.cut}" if config.model.cut else "its usual cut"
+            where = cut or (f"--model.cut {config.model.cut}" if config.model.cut else "its usual cut")
             raise InputError(f"The {part} part of {config.model.name} has nothing to train at {where}: cut elsewhere.")
 
 

@@ -284,6 +284,10 @@ class SServerRole(Protocol):
         """An auxiliary that the F-server has averaged: every client's, until it gets one of its own."""
 
     @abstractmethod
+    def set_weights(self, tensors: Tensors) -> None:
+        """Put other weights into the server-side model; the optimizer's state stays."""
+
+    @abstractmethod
     def weights(self) -> Tensors:
         """The server-side model x_s."""
 

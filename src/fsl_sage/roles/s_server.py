@@ -1,5 +1,6 @@
 """The S-server: holds the server-side model, learns from uploads, and aligns the auxiliaries."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -44,7 +45,10 @@ class SServer(SServerRole):
         initial: Parts,
         client_weights: Sequence[float],
         spread: SpreadOver,
+        cuts: Sequence[str] = (),
     ) -> None:
+        """`cuts`: that of each client, where they differ; the workbench has slots for what follows each of them."""
+        self._cuts = cuts
         self._settings = settings
         self._workbench = workbench
         self._initial = initial
@@ -63,6 +67,10 @@ class SServer(SServerRole):
         self._forget_round()
         slots, initial = self._workbench.slots["server"], self._initial
         self._model = Replica(slots, initial["server"], self._settings.optimizer_of("server"))
+        self._behind = {cut: self._model.seen_by(self._workbench.slots[cut]) for cut in dict.fromkeys(self._cuts)}
+        """Where clients have cuts of their own: by cut, x_s from there on."""
+        self._joined: list[int] = []
+        """The clients whose uploads were joined since the last step."""
         self._copies: dict[int, Replica] = {}
         self._open: dict[int, tuple[Replica, list[Tensor], Smash]] = {}
         self._copy_optimizers: dict[int, Tensors] = {}
@@ -106,12 +114,24 @@ class SServer(SServerRole):
 
         Every upload passes the model by itself, so BatchNorm sees the clients' batches apart.
         """
+        self._joined.append(client)
         with self._model.adding(share):
-            return self._pass(self._model, client, smashed, cut_gradient=True)
+            behind = self._behind[self._cuts[client]] if self._cuts else self._model
+            return self._pass(behind, client, smashed, cut_gradient=True)
 
     def step(self, step: int) -> None:
         """One optimizer step on all that was joined; `step` is the local step that the learning rate goes by."""
+        joined, self._joined = self._joined, []
+        if self._cuts:
+            self._weigh(joined)
         self._model.step(self._lr(self.round, step))
+
+    def _weigh(self, joined: Sequence[int]) -> None:
+        """Let each weight step on the mean over the clients that it served, where these are not all who joined."""
+        served = Counter(name for client in joined for name in self._behind[self._cuts[client]].parameters())
+        for name, weight in self._model.parameters().items():
+            if weight.grad is not None and served[name] < len(joined):
+                weight.grad.mul_(len(joined) / served[name])
 
     def terms(self, smashed: Message) -> int:
         """The number of loss terms over which the mean loss of an upload is taken."""
