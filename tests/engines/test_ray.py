@@ -116,7 +116,10 @@ def test_bits_are_those_of_the_local_engine(small, on_ray, assert_like_local, al
         {"algorithm": "sl", "alternate": True, "hands_on_optimizer": True, "cohort": 0.6, "local_epochs": 1},
         {"algorithm": "local-loss", "cohort": 0.6},
         {"algorithm": "cpsl", "draw_clusters": True, "hands_on_optimizer": True},
-        {"algorithm": "adaptsfl", "average_every": 2, "cohort": 0.6, "rounds": 5, "local_epochs": 1},
+        {
+            **{"algorithm": "adaptsfl", "average_every": 2, "cohort": 0.6, "rounds": 5, "local_epochs": 1},
+            **{"cuts": ["block1", "block3", "block2", "block1"], "client_optimizer": "reset"},
+        },
         {
             "algorithm": "splitfed-ms",
             "cohort": 0.6,
