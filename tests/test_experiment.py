@@ -136,8 +136,10 @@ def test_resume_is_exact(tiny, algorithm, every, monkeypatch):
         {"local_auxiliary": True, "alignment": {"optimizer_state": "kept"}},
         {"align_rounds": [1, 3], "model": {"recalibrate": True}, "precision": "float64"},
         {"model": {"name": "tests.test_experiment:channels_last", "cut": "second"}},
+        {"algorithm": "local-loss", "local_steps": 2},
+        {"algorithm": "heron-sfl", "local_steps": 2},
     ],
-    ids=["at start", "local auxiliary", "named rounds", "channels last"],
+    ids=["at start", "local auxiliary", "named rounds", "channels last", "local-loss", "heron-sfl"],
 )
 def test_resume_is_exact_with_options_too(tiny, monkeypatch, changes):
     changes = {"rounds": 5, "cohort": 0.67, "align_every": 2, **changes}

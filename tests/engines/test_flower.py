@@ -111,7 +111,7 @@ AVERAGING = {
         {"algorithm": "fsl-sage", "warm_start": True, "align_every": 2, "rounds": 3},
         {"algorithm": "lazy-fsl-sage", "align_until": 0, "rounds": 3, "alignment": {"scope": "pooled"}},
         {"algorithm": "cse-fsl", "order": "blocked"},
-        {"algorithm": "fedavg", "optimizer": {"schedule": "cosine"}},
+        {"algorithm": "fedavg", "optimizer": {"schedule": "cosine"}, "client_optimizer": "reset"},
         {"cohort": 0.67, "rounds": 4, "data": {"partition": "dirichlet", "alpha": 0.5}},
         {"algorithm": "cse-fsl", "optimizer": {"label_smoothing": 0.2, "auxiliary_weight_decay": 0.0}},
         {"local_auxiliary": True, "rounds": 3, "align_rounds": [1], "alignment": {"optimizer_state": "kept"}},
