@@ -264,6 +264,9 @@ class Config:
     ray_spill_mib: int = 1024
     """MiB of uploads that may wait in memory for their turn at the S-server; the rest waits on disk."""
 
+    theory: int | None = None
+    """Every N rounds also measure the quantities of the paper's theory; `fsl-sage theory RUN` shows them."""
+
     out: Path | None = None
     """The run's directory (runs/… with the time if not given)."""
     checkpoint_every: int = 1
@@ -336,6 +339,7 @@ _RANGES: dict[str, Range] = {
     "ray_num_gpus": FROM_ZERO,
     "ray_spill_mib": ("a whole number from 0 up", 0, 2**42),
     "checkpoint_every": WHOLE,
+    "theory": WHOLE,
     "data.alpha": ("a number from 0.01 to 10000", 0.01, 1e4),
     "data.shards_per_client": WHOLE,
     "data.train_images": WHOLE,
