@@ -33,6 +33,7 @@ from tests.texts import save_all
 
 pytestmark = pytest.mark.slow
 
+CODECS = {"activations": "cached-int4", "update": "int4", "weights": "int4", "auxiliary": "int4:nearest+zstd"}
 NAMES = ["fsl-sage", "cse-fsl", "splitfed-ms", "splitfed-ss", "fedavg", "heron-sfl", "fedgkt", "locfedmix-sl"]
 
 
@@ -130,10 +131,12 @@ def test_bits_are_those_of_the_local_engine(small, on_ray, assert_like_local, al
             "averaging": {"control_variates": True, "proximal": 0.1, "optimizer": "yogi"},
         },
         {"algorithm": "splitfed-ms", "averaging": {"rule": "clipped"}},
+        {"codec": CODECS, "cohort": 0.6, "rounds": 3},
+        {"codec": {**CODECS, "gradients": "int8+zstd"}, "algorithm": "splitfed-ss"},
     ],
     ids=[
         *("cohort", "local statistics", "pooled", "blocked", "aligned at start", "by client at start"),
-        *("joint step", "sl", "local-loss", "cpsl", "adaptsfl", "corrections", "clipped"),
+        *("joint step", "sl", "local-loss", "cpsl", "adaptsfl", "corrections", "clipped", "codecs", "codecs, waiting"),
     ],
 )
 def test_other_settings_too(small, on_ray, assert_like_local, changes):

@@ -106,6 +106,11 @@ class Algorithm(ABC):
         """Whether a shared option can change a run of this algorithm: `alignment.steps`, `rounds`."""
         return _covers(cls.uses, path) or not _covers(Algorithm.uses, path)
 
+    @property
+    def sends_less(self) -> bool:
+        """Whether a run may send less than its shapes say, because it depends on what was learnt."""
+        return False
+
     def check(self) -> None:
         """Refuse averages and corrections that cannot run together; their bytes can be told all the same."""
         for name, reason in self.without_averaging.items():

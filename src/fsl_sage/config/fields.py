@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from fsl_sage.config.codec import CodecConfig
 from fsl_sage.config.own_options import GivenOptions
 from fsl_sage.config.ranges import ABOVE_ZERO, BELOW_ONE, FROM_ZERO, RATE, WHOLE, Range, check_ranges
 from fsl_sage.config.values import settle
@@ -284,6 +285,7 @@ class Config:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     alignment: AlignmentConfig = field(default_factory=AlignmentConfig)
     averaging: AveragingConfig = field(default_factory=AveragingConfig)
+    codec: CodecConfig = field(default_factory=CodecConfig)
 
     options: Any = None
     """The algorithm's own options: its dataclass, or values by name; its defaults if not given."""

@@ -1,8 +1,8 @@
 """What an engine does: it runs the roles and carries their messages. It does not know which algorithm it runs."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from fsl_sage.roles.corrections import renew_controls
 from fsl_sage.roles.footprint import Footprint
 from fsl_sage.roles.protocols import ClientRole, Parts, Update
 from fsl_sage.roles.work import Settings
+from fsl_sage.wire.ends import ClientEnd
 from fsl_sage.wire.link import Link
 from fsl_sage.wire.message import CONTROL, Message, Tensors
 
@@ -216,6 +217,18 @@ def sent_along(setup: Setup, client: ClientRole, t: int) -> dict[str, Tensors]:
         always = setup.algorithm.averaged
         extra[CONTROL] = renew_controls(client, [part for part in setup.algorithm.averaged_in(t) if part in always])
     return extra
+
+
+def coded_update(setup: Setup, end: ClientEnd, update: Update, received: Parts) -> Update:
+    """An update as it travels: the difference from the weights that the client has got."""
+    return replace(
+        update, parts=end.update(update.parts, known_weights(setup, update.parts, received), setup.settings.trained)
+    )
+
+
+def known_weights(setup: Setup, parts: Iterable[str], averaged: Parts) -> dict[str, Tensors]:
+    """What client and F-server both have of these parts before a round: the average, or the weights before any."""
+    return {part: {**setup.initial[part], **averaged.get(part, {})} for part in parts}
 
 
 class Failures:

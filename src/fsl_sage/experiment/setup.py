@@ -21,6 +21,7 @@ from fsl_sage.roles.client import local_batch_sizes
 from fsl_sage.roles.f_server import client_weights
 from fsl_sage.roles.replica import Slots
 from fsl_sage.roles.work import Settings, draws_in_forward
+from fsl_sage.wire.codecs import Codecs
 
 
 def check_config(config: Config) -> torch.device:
@@ -99,15 +100,19 @@ def _assemble(
     counts = [len(indices) for indices in examples]
     algorithm = make_algorithm(config)
     config = replace(config, averaging=algorithm.averaging)
+    slots = {part: Slots(module) for part, module in modules.items()}
+    task = problem.make_task(config, device)
     settings = Settings(
         config,
-        problem.make_task(config, device),
+        task,
         device,
         steps=max(len(local_batch_sizes(count, config)) for count in counts),
         draws=any(draws_in_forward(module) for module in modules.values()),
         stays_local=_stays_local(config, modules),
+        codecs=Codecs(config.codec, config.seed, task.label_values),
+        trained={part: frozenset(own.trainable) for part, own in slots.items()},
     )
-    initial = {part: Slots(module).tensors() for part, module in modules.items()}
+    initial = {part: own.tensors() for part, own in slots.items()}
     weights = client_weights(config.averaging.weighting, counts)
     return Setup(settings, algorithm, modules, initial, examples, weights, cuts, at_cut or {})
 
