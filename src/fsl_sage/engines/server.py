@@ -9,7 +9,8 @@ from fsl_sage.alignment.fidelity import Fidelity
 from fsl_sage.engines.base import Replies, Server, Setup, Uploads
 from fsl_sage.roles.footprint import Footprint
 from fsl_sage.roles.protocols import Parts, SServerRole
-from fsl_sage.roles.s_server import SpreadOver, SServer
+from fsl_sage.roles.s_server import SServer
+from fsl_sage.roles.server_jobs import SpreadOver
 from fsl_sage.roles.work import Workbench
 from fsl_sage.wire.link import Link
 from fsl_sage.wire.message import Message, Tensors

@@ -16,7 +16,7 @@ from fsl_sage.precision import all_finite
 from fsl_sage.roles.client import Client
 from fsl_sage.roles.protocols import Parts, Update
 from fsl_sage.roles.replica import Replica
-from fsl_sage.roles.s_server import SpreadOver
+from fsl_sage.roles.server_jobs import SpreadOver
 from fsl_sage.roles.work import Chain, Settings, Workbench, boundary, mean_loss
 from fsl_sage.wire.message import Message, Tensors
 from fsl_sage.wire.paths import flat

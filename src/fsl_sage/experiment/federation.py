@@ -10,7 +10,10 @@ from fsl_sage.activity import now
 from fsl_sage.alignment.fidelity import Fidelity
 from fsl_sage.config import Config
 from fsl_sage.engines.base import REMEDY, Delivery, Engine, Setup
+from fsl_sage.engines.server import part_states
+from fsl_sage.engines.worker import copied
 from fsl_sage.errors import TrainingError
+from fsl_sage.experiment.probe import Point
 from fsl_sage.precision import all_finite
 from fsl_sage.roles.averaging import average
 from fsl_sage.roles.client import local_batch_sizes
@@ -21,7 +24,7 @@ from fsl_sage.roles.replica import Slots, frozen_weights
 from fsl_sage.seeding import numpy_generator
 from fsl_sage.wire.ledger import Ledger
 from fsl_sage.wire.link import Link
-from fsl_sage.wire.message import Message, Tensors, nbytes
+from fsl_sage.wire.message import AUXILIARY, Message, Tensors, nbytes
 from fsl_sage.wire.paths import below, flat
 from fsl_sage.wire.post import Download, Post
 
@@ -189,6 +192,19 @@ class Federation:
                 counts = [self.setup.client_weights[client] for client in trained]
                 weights[part] = {**weights[part], **average(list(trained.values()), counts)}
         return weights
+
+    def point(self) -> Point:
+        """Where the run stands between two rounds; copies, for training goes on in place."""
+        states, _ = part_states(self.engine.state())
+        parts = {part: copied(tensors) for part, tensors in self.newest_weights().items()}
+        clients = range(self.setup.settings.config.clients)
+        return Point(parts, {client: copied(self._auxiliary(client, states.get(client, {}))) for client in clients})
+
+    def _auxiliary(self, client: int, state: Tensors) -> Tensors:
+        """The auxiliary that a client will use: one that waits for it, its own, the average, or the initial one."""
+        common = {**self.setup.initial["auxiliary"], **self.f_server.weights.get("auxiliary", {})}
+        own = self.post.waiting.get(client, {}).get(AUXILIARY) or below("own/auxiliary/", state)
+        return {**common, **own}
 
     def _apart(self) -> list[str]:
         """The parts that the last round did not average, though others do."""

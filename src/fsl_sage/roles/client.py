@@ -62,7 +62,7 @@ class Client(ClientRole):
         for part, tensors in initial.items():
             weights = {**tensors, **received.get(part, {}), **self._own[part]}
             replica = Replica(workbench.slots[part], weights, settings.optimizer_of(part) if part in trains else None)
-            if part in trains:
+            if part in trains and settings.keeps_optimizers:
                 replica.load_optimizer_state(below(f"optimizer/{part}/", state))
             self._parts[part] = replica
 
@@ -266,7 +266,8 @@ class Client(ClientRole):
         """What this client keeps for its next round, beside the weights that are averaged: one flat dict."""
         state = {f"extra/{name}": tensor for name, tensor in self.extra.items()}
         for part, replica in self._parts.items():
-            state |= {f"optimizer/{part}/{path}": tensor for path, tensor in replica.optimizer_state().items()}
+            if self._settings.keeps_optimizers:
+                state |= {f"optimizer/{part}/{path}": tensor for path, tensor in replica.optimizer_state().items()}
             own = self._own[part]
             if replica.optimizer is not None:
                 weights = replica.weights()

@@ -20,7 +20,8 @@ from fsl_sage.engines.ray.pool import Pool, UnpreparedError
 from fsl_sage.engines.server import HostedServer
 from fsl_sage.engines.worker import Conversation, Worker, copied
 from fsl_sage.roles.protocols import Parts, Update
-from fsl_sage.roles.s_server import Job, SServer
+from fsl_sage.roles.s_server import SServer
+from fsl_sage.roles.server_jobs import Job
 from fsl_sage.roles.work import Workbench
 from fsl_sage.wire.ledger import Entry, Ledger
 from fsl_sage.wire.link import Link
