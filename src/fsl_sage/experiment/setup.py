@@ -12,7 +12,7 @@ from fsl_sage.config import Config
 from fsl_sage.devices import pick_device
 from fsl_sage.engines.base import Setup
 from fsl_sage.errors import InputError
-from fsl_sage.experiment.planning import client_cuts
+from fsl_sage.experiment.client_cuts import client_cuts
 from fsl_sage.models import MODELS, statistics_names
 from fsl_sage.problems.base import Problem, example_shapes
 from fsl_sage.problems.make import make_dry_problem, make_problem

@@ -3,6 +3,7 @@
 from fsl_sage.models.attention import twice_differentiable_attention
 from fsl_sage.split.auxiliaries.auxiliary import AuxiliaryStates, auxiliary
 from fsl_sage.split.costs.cut_points import CutPoint, cut_points, cut_points_of
+from fsl_sage.split.costs.profile import Step, training_step
 from fsl_sage.split.errors import SplitError
 from fsl_sage.split.parts.gates import Boundary
 from fsl_sage.split.parts.part import Part, Split
@@ -21,6 +22,7 @@ __all__ = [
     "Split",
     "SplitError",
     "SplitPlan",
+    "Step",
     "auxiliary",
     "boundary_shapes",
     "build_side",
@@ -29,5 +31,6 @@ __all__ = [
     "side_tensors",
     "split_by_analysis",
     "split_model",
+    "training_step",
     "twice_differentiable_attention",
 ]

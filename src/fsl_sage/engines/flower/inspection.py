@@ -68,7 +68,8 @@ class Inspector:
         if set(content.array_records) != {TENSORS} or set(content.config_records) != {ABOUT}:
             raise RejectedError(f"its records '{ABOUT}' and '{TENSORS}' are not of the types that were asked for")
         about = dict(content.config_records[ABOUT])
-        step = {key: about.pop(key) for key in STEP if measured and set(STEP) <= about.keys()}
+        told = measured and set(STEP) <= about.keys()
+        step = {key: about.pop(key) for key in STEP if told}
         losses = _check_about(about, expected)
         tensors = self._check_tensors(content, expected.tensors())
         return Report.of_tensors(self.run, t, client, losses, tensors, _check_step(step))
