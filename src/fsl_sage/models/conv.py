@@ -29,6 +29,7 @@ class Conv2d(nn.Conv2d):
     """
 
     def forward(self, input: Tensor) -> Tensor:
+        """From images [N, channels in, H, W] to [N, channels out, H', W']."""
         return in_channels_last(self._small if self._pays(input) else super().forward, input)
 
     def _pays(self, x: Tensor) -> bool:

@@ -31,6 +31,7 @@ class Images:
         return len(self.y)
 
     def to(self, device: torch.device | str) -> "Images":
+        """The same images on another device."""
         return Images(self.x.to(device), self.y.to(device))
 
     def subset(self, indices: Tensor | np.ndarray | Sequence[int]) -> "Images":
@@ -129,6 +130,7 @@ class ImageData:
 
     @property
     def sizes(self) -> Sizes:
+        """How much there is of what."""
         channels, height, width = self.train.x.shape[1:]
         shares = tuple(len(share) for share in self.shares)
         return Sizes(len(self.train), len(self.test), len(self.classes), (channels, height, width), shares)

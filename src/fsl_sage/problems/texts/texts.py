@@ -134,6 +134,7 @@ class TextData:
 
     @property
     def sizes(self) -> TextSizes:
+        """How much there is of what."""
         return TextSizes(len(self.train), len(self.test), self.longest, self.vocabulary)
 
 

@@ -56,9 +56,11 @@ class Part(nn.Module):
         self.__dict__[_PASSAGE] = Passage(model, plan, name)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """From the model's inputs or a `Boundary` to a `Boundary` or the model's output, as the class says."""
         return passage(self).run(args, kwargs)
 
     def train(self, mode: bool = True) -> Part:
+        """Switch to training or evaluation, as for any module."""
         passage(self).model.training = mode
         super().train(mode)
         return self
@@ -69,6 +71,7 @@ class Part(nn.Module):
         return self
 
     def extra_repr(self) -> str:
+        """What `print` shows of the part."""
         return passage(self).describe()
 
 
