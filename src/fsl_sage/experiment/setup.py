@@ -29,7 +29,7 @@ def check_config(config: Config) -> torch.device:
 
 
 def make_setup(config: Config, problem: Problem | None = None, counts: Sequence[int] | None = None) -> Setup:
-    """Everything with its data and numbers.
+    """The setup of a run, with its data and its initial weights.
 
     Args:
         config: What a run is given.
@@ -46,7 +46,7 @@ def make_setup(config: Config, problem: Problem | None = None, counts: Sequence[
 
 
 def make_dry_setup(config: Config, problem: Problem | None = None, counts: Sequence[int] | None = None) -> Setup:
-    """Shapes only, for clients with so many examples each, if their numbers are given."""
+    """The same with shapes only; `counts` are the clients' numbers of examples, if they are known."""
     problem = problem or make_dry_problem(config)
     examples = problem.divide(config) if counts is None else example_shapes(counts)
     model_alone = replace(Config(), model=config.model, lora=config.lora, precision=config.precision)
@@ -72,7 +72,7 @@ def _with_decoder(
 def _assemble(
     config: Config, problem: Problem, modules: dict[str, nn.Module], examples: list[Tensor], device: torch.device
 ) -> Setup:
-    """A setup of its pieces: what follows from them is the same on every engine."""
+    """Put a setup together from its pieces, in the same way for every engine."""
     counts = [len(indices) for indices in examples]
     algorithm = make_algorithm(config)
     config = replace(config, averaging=algorithm.averaging)

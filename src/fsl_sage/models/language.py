@@ -220,7 +220,7 @@ def lora_config(model: Any, lora: LoRAConfig) -> Any:
 
 
 def is_language_model(model: nn.Module) -> bool:
-    """Whether it came from here."""
+    """Whether it is one of this module's."""
     return hasattr(model, "peft_config")
 
 

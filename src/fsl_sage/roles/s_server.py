@@ -138,7 +138,7 @@ class SServer(SServerRole):
         return gradients_of(inputs)
 
     def join_backward(self, client: int, gradients: Message, share: float) -> Smash:
-        """The second half as a part of a joint step: what `join` is to `learn`."""
+        """The second half, as part of a joint step: it relates to `backward` as `join` does to `learn`."""
         with self._model.adding(share):
             replica, inputs = self._backward(client, gradients)
             self._model.take_gradients(replica)
@@ -210,7 +210,7 @@ class SServer(SServerRole):
     def average_copies(self) -> None:
         """Put the average of the clients' own server-side models in their place; their optimizer states stay theirs.
 
-        It is made by the F-server's rule: who chose one against poisoned clients means these copies too.
+        The F-server's rule makes it: a rule against poisoned clients must hold for these copies too.
         """
         clients = sorted(self._copies)
         states = [self._copies[client].weights() for client in clients]
