@@ -90,6 +90,12 @@ def test_a_batch_gives_what_transformers_gives_for_each_text_alone(config):
     assert all(weight.requires_grad for weight in model.bert.encoder.parameters())
 
 
+def test_a_file_that_has_changed_is_read_again(config, tmp_path):
+    assert make_problem(config).examples == 48
+    save_texts(tmp_path / "texts.jsonl", 30)
+    assert make_problem(config).examples == 24
+
+
 def test_a_subset_is_the_same_wherever_the_file_lies(config, tmp_path):
     (tmp_path / "far").mkdir()
     elsewhere = f"jsonl:{save_texts(tmp_path / 'far' / 'other.jsonl', 60)}"
