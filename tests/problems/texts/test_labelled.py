@@ -107,6 +107,27 @@ def test_a_subset_is_the_same_wherever_the_file_lies(config, tmp_path):
     assert not torch.equal(here.tokens, seeded.tokens)
 
 
+@pytest.mark.parametrize("family", ["gpt2", "llama", "opt"])
+def test_a_decoder_classifies_as_in_transformers(config, tmp_path, family):
+    from transformers import AutoModelForSequenceClassification
+
+    path = save_tokenizer(save_model(tmp_path / family, family, len(WORDS.split())))
+    config = from_dict({"model": {"name": f"hf:{path}", "frozen": []}}, config)
+    problem = make_problem(config)
+    model = build_model(config, problem, CPU).eval()
+    theirs = AutoModelForSequenceClassification.from_pretrained(path, pad_token_id=1).eval()  # the end of a text
+    theirs.load_state_dict(model.state_dict())
+    batch = problem.make_task(config, CPU).test_batch(0)
+    assert batch.inputs["attention_mask"].sum(1).unique().numel() > 1  # texts of different lengths
+    assert torch.equal(model(**batch.inputs), theirs(**batch.inputs).logits)
+
+
+def test_a_decoder_is_cut_and_aligned(config, tmp_path):
+    path = save_tokenizer(save_model(tmp_path / "gpt2", "gpt2", len(WORDS.split())))
+    result = run(from_dict({"rounds": 1, "model": {"name": f"hf:{path}", "frozen": []}}, config))
+    assert result.metrics[0]["aligned"]
+
+
 @pytest.mark.parametrize("algorithm", ["fsl-sage", "cse-fsl", "fedavg"])
 def test_it_is_trained_and_costs_what_was_said(config, algorithm):
     config = replace(config, algorithm=algorithm)
