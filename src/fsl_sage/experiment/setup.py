@@ -20,6 +20,7 @@ from fsl_sage.roles.client import local_batch_sizes
 from fsl_sage.roles.f_server import client_weights
 from fsl_sage.roles.replica import Slots
 from fsl_sage.roles.work import Settings, draws_in_forward
+from fsl_sage.split import crossing_tensors
 
 
 def check_config(config: Config) -> torch.device:
@@ -42,6 +43,7 @@ def make_setup(config: Config, problem: Problem | None = None, counts: Sequence[
     examples = problem.divide(config) if counts is None else [torch.arange(count) for count in counts]
     modules = _with_decoder(config, problem, build_parts(config, problem, device), device)
     _check_trained(config, modules)
+    _check_uploads(config, modules["client"])
     return _assemble(config, problem, modules, examples, device)
 
 
@@ -94,6 +96,18 @@ def _check_trained(config: Config, modules: dict[str, nn.Module]) -> None:
         if not any(parameter.requires_grad for parameter in module.parameters()):
             where = f"--model.cut {config.model.cut}" if config.model.cut else "its usual cut"
             raise InputError(f"The {part} part of {config.model.name} has nothing to train at {where}: cut elsewhere.")
+
+
+def _check_uploads(config: Config, client: nn.Module) -> None:
+    """Refuse uploads that an alignment could not put together: an array for a whole batch has no samples to cut."""
+    if not config.alignment.batch_size or not make_algorithm(config).reads("alignment.batch_size"):
+        return
+    for tensor in crossing_tensors(client):
+        if not tensor.batched:
+            raise InputError(
+                f"{config.model.name} sends '{tensor.name}' across the cut once for a whole batch, so the batches of "
+                "uploads cannot be cut anew for the alignment: give --alignment.batch-size 0, or cut elsewhere."
+            )
 
 
 def _stays_local(config: Config, modules: dict[str, nn.Module]) -> dict[str, frozenset[str]]:

@@ -24,7 +24,7 @@ from fsl_sage.split.parts.gates import (
     plain_leaf,
     structure_of,
 )
-from fsl_sage.split.plan.split_plan import CutPlan, LeafPlan, SplitPlan, dtype_of
+from fsl_sage.split.plan.split_plan import BoundaryTensor, CutPlan, LeafPlan, SplitPlan, dtype_of
 from fsl_sage.split.trace.skeleton import (
     call_arguments,
     holder_and_attribute,
@@ -79,6 +79,12 @@ def passage(part: Part) -> Passage:
     """What a part knows of itself."""
     found: Passage = part.__dict__[_PASSAGE]
     return found
+
+
+def crossing_tensors(part: nn.Module) -> tuple[BoundaryTensor, ...]:
+    """What a part sends across the cut behind it; nothing if it is the last one, or no part."""
+    found = passage(part).exit if isinstance(part, Part) else None
+    return found.tensors if found else ()
 
 
 def share_registries(module: nn.Module, model: nn.Module) -> None:
