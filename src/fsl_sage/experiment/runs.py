@@ -18,7 +18,8 @@ from fsl_sage.engines.base import Engine, LostError, Setup
 from fsl_sage.engines.local import LocalEngine
 from fsl_sage.engines.process import prefer_huge_pages
 from fsl_sage.errors import InputError, MissingExtra, RunWarning, TrainingError
-from fsl_sage.experiment.federation import Federation, draw_cohort
+from fsl_sage.experiment.federation import Federation, draw_cohort, footprint_figures, footprints_in
+from fsl_sage.experiment.probe import Probe
 from fsl_sage.experiment.result import Result
 from fsl_sage.experiment.setup import check_config, make_setup
 from fsl_sage.models import save_adapters
@@ -246,6 +247,7 @@ def _restore(
     with directory.writing():
         metrics, entries = directory.cut_back(checkpoint[1] if checkpoint else None)
     federation.ledger.restore(entries, metrics[-1]["bytes_whole_models"] if metrics else 0)
+    federation.footprints = footprints_in(metrics)
     return federation, metrics
 
 
@@ -268,6 +270,8 @@ def _built(
 
 def _build(engine: Callable[[Setup], Engine], directory: RunDirectory, config: Config, problem: Problem) -> Federation:
     setup = make_setup(config, problem)
+    if config.theory is not None:
+        Probe(setup)  # refuses, before anything is trained, what it cannot measure
     _draw_classes(directory, config, setup, problem)
     return Federation(setup, engine(setup))
 
@@ -289,12 +293,18 @@ def _engine(config: Config) -> Callable[[Setup], Engine]:
 
 def _timed_round(federation: Federation, t: int, score: Score, metrics: list[dict[str, Any]]) -> dict[str, Any]:
     start = time.perf_counter()
+    config = federation.setup.settings.config
+    measured = config.theory is not None and t % config.theory == 0
+    before = federation.point() if measured else None
     # A round's step 0: its cohort is drawn. Steps 1-5 are `play_round`.
-    played = federation.play_round(t, draw_cohort(federation.setup.settings.config, t))
+    played = federation.play_round(t, draw_cohort(config, t))
     # Step 6: the merged global model is evaluated on the test set.
     scores = _finite(federation.evaluate(), t)
     if score.name not in scores:
         raise InputError(f"The task gives no {score.name}, the headline score, but {', '.join(scores) or 'nothing'}.")
+    if before is not None:
+        now("measuring the theory's quantities")
+        played["theory"] = Probe(federation.setup).measure(before, federation.point())
     seconds = time.perf_counter() - start
     elapsed = seconds + (metrics[-1]["elapsed_seconds"] if metrics else 0.0)
     ledger = federation.ledger
@@ -349,6 +359,7 @@ def _summary(metrics: Sequence[dict[str, Any]], score: Score, stopped: str) -> d
         "bytes_paper": last["bytes_paper"],
         "bytes_whole_models": last["bytes_whole_models"],
         "elapsed_seconds": last["elapsed_seconds"],
+        **footprint_figures(footprints_in(metrics)),
     }
 
 

@@ -17,9 +17,6 @@ from pathlib import Path
 if sys.platform == "linux":
     import resource
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TransferSpeedColumn
-
 from fsl_sage.errors import InputError
 
 _TIMEOUT = 10.0
@@ -35,11 +32,13 @@ class FetchError(Exception):
 
 def download(url: str, path: Path, checksum: str) -> None:
     """Fetch `url` into `path`; `checksum` is "algorithm:hexdigest"."""
+    from fsl_sage.problems.fetching_bar import fetching_bar
+
     try:
         with (
             urllib.request.urlopen(url, timeout=_TIMEOUT) as response,
             path.open("wb") as file,
-            _progress(DownloadColumn(), TransferSpeedColumn()) as progress,
+            fetching_bar(counts_bytes=True) as progress,
         ):
             length = _length(response.headers.get("Content-Length"))
             task, taken = progress.add_task(path.name, total=length), 0
@@ -172,11 +171,8 @@ def stored(name: str, directory: Path, store: Callable[[Path, Path], Path]) -> P
 @contextmanager
 def _doing(what: str) -> Iterator[None]:
     """A bar for work of unknown length."""
-    with _progress() as progress:
+    from fsl_sage.problems.fetching_bar import fetching_bar
+
+    with fetching_bar(counts_bytes=False) as progress:
         progress.add_task(what, total=None)
         yield
-
-
-def _progress(*columns: DownloadColumn | TransferSpeedColumn) -> Progress:
-    described = TextColumn("[progress.description]{task.description}")
-    return Progress(described, BarColumn(), *columns, TimeElapsedColumn(), console=Console(stderr=True))

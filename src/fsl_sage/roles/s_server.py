@@ -1,7 +1,7 @@
 """The S-server: holds the server-side model, learns from uploads, and aligns the auxiliaries."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -12,13 +12,14 @@ from fsl_sage.alignment.fidelity import CLIENTS, SAMPLES, Fidelity, mean
 from fsl_sage.alignment.passes import Smash, gradients_of, leaves
 from fsl_sage.models.norm import untouched_statistics
 from fsl_sage.roles.averaging import RULES
+from fsl_sage.roles.footprint import Footprint, Meter, held_by, static_bytes
 from fsl_sage.roles.protocols import Parts, SServerRole
 from fsl_sage.roles.replica import Replica
 from fsl_sage.roles.schedule import Schedule
 from fsl_sage.roles.server_jobs import POOLED, Aligned, Alignment, SpreadOver, align_one, fidelity_one, recalibrate
 from fsl_sage.roles.work import Settings, Workbench, boundary, mean_loss
 from fsl_sage.seeding import numpy_generator
-from fsl_sage.wire.message import AUXILIARY, Message, Tensors
+from fsl_sage.wire.message import AUXILIARY, Message, Tensors, nbytes
 from fsl_sage.wire.paths import below, by_client, flat
 
 
@@ -39,6 +40,8 @@ class SServer(SServerRole):
         self._spread = spread
         self.client_weights = client_weights
         self._lr: Schedule = settings.server_schedule()
+        self._meter = Meter()
+        self._most_static = 0
         self._start()
 
     def _start(self) -> None:
@@ -86,7 +89,7 @@ class SServer(SServerRole):
         """
         replica = self._copy(client) if own_copy else self._model
         gradients = self._pass(replica, client, smashed, cut_gradient=cut_gradient)
-        replica.step(self._lr(self.round, int(smashed.values["step"])))
+        self._step(replica, int(smashed.values["step"]))
         return gradients
 
     def join(self, client: int, smashed: Message, share: float) -> Smash:
@@ -99,7 +102,12 @@ class SServer(SServerRole):
 
     def step(self, step: int) -> None:
         """One optimizer step on all that was joined; `step` is the local step that the learning rate goes by."""
-        self._model.step(self._lr(self.round, step))
+        self._step(self._model, step)
+
+    def _step(self, replica: Replica, step: int) -> None:
+        self._meter.found_gradients([replica])
+        replica.step(self._lr(self.round, step))
+        self._meter.end()
 
     def terms(self, smashed: Message) -> int:
         """The number of loss terms over which the mean loss of an upload is taken."""
@@ -134,7 +142,7 @@ class SServer(SServerRole):
         if replica is not self._copies.get(client):
             self._model.take_gradients(replica)
             replica = self._model
-        replica.step(self._lr(self.round, int(gradients.values["step"])))
+        self._step(replica, int(gradients.values["step"]))
         return gradients_of(inputs)
 
     def join_backward(self, client: int, gradients: Message, share: float) -> Smash:
@@ -198,6 +206,7 @@ class SServer(SServerRole):
             if self._settings.config.on_client_failure == "drop":  # a client that fails is back with what it had
                 state = {path: tensor.clone() for path, tensor in state.items()}
             copy.load_optimizer_state(state)
+            self._meter.holds(held_by([copy]))
             self._copies[client] = copy
         return self._copies[client]
 
@@ -208,16 +217,19 @@ class SServer(SServerRole):
         self._open.pop(client, None)
 
     def average_copies(self) -> None:
-        """Put the average of the clients' own server-side models in their place; their optimizer states stay theirs.
+        """Put the average of the clients' own server-side models in their place.
 
-        The F-server's rule makes it: a rule against poisoned clients must hold for these copies too.
+        Their optimizer states stay theirs, or are forgotten (--client-optimizer). The F-server's rule makes the
+        average: a rule against poisoned clients must hold for these copies too.
         """
+        self._most_static = max(self._most_static, self._static_bytes())
         clients = sorted(self._copies)
         states = [self._copies[client].weights() for client in clients]
         rule = RULES[self._settings.config.averaging.rule]
         self.set_weights(rule(states, [self.client_weights[client] for client in clients], self._model.weights()))
-        for client in clients:
-            self._copy_optimizers[client] = self._copies.pop(client).optimizer_state()
+        if self._settings.keeps_optimizers:
+            self._copy_optimizers |= {client: self._copies[client].optimizer_state() for client in clients}
+        self._copies.clear()
 
     def weights(self) -> Tensors:
         """The server-side model x_s."""
@@ -299,6 +311,24 @@ class SServer(SServerRole):
         return tensors
 
     # What is told
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """While an algorithm's code runs at the S-server; its first step, up to the optimizer's, is measured."""
+        with self._meter.watching():
+            self._meter.begin(held_by([self._model]))
+            yield
+
+    def footprint(self) -> Footprint | None:
+        """What that step took; None if there was none. The static bytes are those of all server-side models."""
+        if not self._meter.is_done:
+            return None
+        static = max(self._most_static, self._static_bytes())
+        return Footprint(static, self._meter.working_bytes, self._meter.flops)
+
+    def _static_bytes(self) -> int:
+        apart = [state for client, state in self._copy_optimizers.items() if client not in self._copies]
+        return static_bytes([self._model, *self._copies.values()], self._meter.gradient_bytes) + sum(map(nbytes, apart))
 
     def take_loss(self) -> float | None:
         """The mean loss of the steps since the last call; None if there were none."""
