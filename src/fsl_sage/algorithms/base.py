@@ -44,7 +44,7 @@ class Algorithm(ABC):
     """Own options for `fsl-sage cost`, which plays two rounds: a round that aligns, and one as most rounds are."""
 
     averages_with: ClassVar[Mapping[str, Any]] = {}
-    """Options of the group `averaging` for which it stands, as FedProx does for the pull to what was received."""
+    """Options of the group `averaging` that it sets itself: FedProx sets `proximal`."""
 
     # What it asks of an engine
 

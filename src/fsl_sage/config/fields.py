@@ -23,8 +23,8 @@ class DataConfig:
     dir: Path | None = None
     """Where data sets are kept (else $FSL_SAGE_DATA, else the user's cache directory)."""
     partition: Literal["iid", "dirichlet", "shards", "restaurant", "given"] = "iid"
-    """How the training examples are divided among the clients; restaurant (e2e): all texts on one at one client;
-    given: as the data are, by the folders clients/0, clients/1, … of folder:PATH (which is the default there)."""
+    """How the training examples are divided among the clients. restaurant (e2e): all texts about a restaurant go to one
+    client. given: by the folders clients/0, clients/1, … of folder:PATH, for which it is the default."""
     alpha: float = 1.0
     """Dirichlet parameter, 0.01 to 1e4: the smaller, the more the clients' classes differ."""
     shards_per_client: int = 2

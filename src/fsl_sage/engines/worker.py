@@ -122,7 +122,7 @@ class Worker:
 
 
 class DivergedError(Exception):
-    """A client's numbers that must go no further."""
+    """Numbers of a client that must not be used."""
 
 
 def check_finite(update: Update) -> None:
@@ -154,5 +154,5 @@ def _score(workbench: Workbench, settings: Settings, parts: Parts, index: int) -
 
 
 def copied(tensors: Mapping[str, Any]) -> Tensors:
-    """Tensors of one's own, to be written on."""
+    """Copies of these tensors, which may be written to."""
     return {name: tensor.clone() for name, tensor in tensors.items()}

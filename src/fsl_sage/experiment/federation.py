@@ -1,4 +1,4 @@
-"""The roles of a run together, and a round of theirs."""
+"""The roles of a run together, and the round that they play."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
@@ -53,7 +53,7 @@ class Federation:
 
     @property
     def ledger(self) -> Ledger:
-        """Every byte that has crossed."""
+        """Every byte that has travelled so far."""
         return self.link.ledger
 
     def play_round(self, t: int, cohort: Sequence[int]) -> dict[str, Any]:

@@ -204,7 +204,7 @@ def _conclude(
     model: Tensors,
     stopped: str,
 ) -> None:
-    """Write down the final model and the result, and tell all of it."""
+    """Write down the final model and the result, and tell the callbacks."""
     from fsl_sage.records.figures import score_figure  # matplotlib takes a second to import
 
     score, colour = problem.score, colour_of(config.algorithm)
@@ -222,7 +222,7 @@ def _conclude(
 
 
 def _tell(callbacks: Sequence[Tracker], metrics: dict[str, Any]) -> str | None:
-    """Tell all of a round; returns why one of them ends the run, if one does."""
+    """Tell every callback of a round; returns why one of them ends the run, if one does."""
     ended: str | None = None
     for callback in callbacks:
         try:
@@ -375,7 +375,7 @@ def _diverged(score: Score, loss: float | None) -> dict[str, str]:
 
 
 def _draw_classes(directory: RunDirectory, config: Config, setup: Setup, problem: Problem) -> None:
-    """Who holds which classes, where there are any."""
+    """Write down how many examples of each class each client holds, where there are classes."""
     labels = problem.labels()
     if labels is None or not problem.classes:
         return

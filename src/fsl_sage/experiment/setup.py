@@ -21,6 +21,7 @@ from fsl_sage.roles.client import local_batch_sizes
 from fsl_sage.roles.f_server import client_weights
 from fsl_sage.roles.replica import Slots
 from fsl_sage.roles.work import Settings, draws_in_forward
+from fsl_sage.split import crossing_tensors
 from fsl_sage.wire.codecs import Codecs
 
 
@@ -31,7 +32,7 @@ def check_config(config: Config) -> torch.device:
 
 
 def make_setup(config: Config, problem: Problem | None = None, counts: Sequence[int] | None = None) -> Setup:
-    """Everything with its data and numbers.
+    """The setup of a run, with its data and its initial weights.
 
     Args:
         config: What a run is given.
@@ -49,11 +50,12 @@ def make_setup(config: Config, problem: Problem | None = None, counts: Sequence[
         return _assemble(config, problem, _deepest(at_cut), examples, device, cuts, at_cut)
     modules = _with_decoder(config, problem, build_parts(config, problem, device), device)
     _check_trained(config, modules)
+    _check_uploads(config, modules["client"])
     return _assemble(config, problem, modules, examples, device)
 
 
 def make_dry_setup(config: Config, problem: Problem | None = None, counts: Sequence[int] | None = None) -> Setup:
-    """Shapes only, for clients with so many examples each, if their numbers are given."""
+    """The same with shapes only; `counts` are the clients' numbers of examples, if they are known."""
     problem = problem or make_dry_problem(config)
     examples = problem.divide(config) if counts is None else example_shapes(counts)
     model_alone = replace(Config(), model=config.model, lora=config.lora, precision=config.precision)
@@ -96,7 +98,7 @@ def _assemble(
     cuts: tuple[str, ...] = (),
     at_cut: PartsAtCuts | None = None,
 ) -> Setup:
-    """A setup of its pieces: what follows from them is the same on every engine."""
+    """Put a setup together from its pieces, in the same way for every engine."""
     counts = [len(indices) for indices in examples]
     algorithm = make_algorithm(config)
     config = replace(config, averaging=algorithm.averaging)
@@ -122,6 +124,18 @@ def _check_trained(config: Config, modules: dict[str, nn.Module], cut: str | Non
         if not any(parameter.requires_grad for parameter in module.parameters()):
             where = cut or (f"--model.cut {config.model.cut}" if config.model.cut else "its usual cut")
             raise InputError(f"The {part} part of {config.model.name} has nothing to train at {where}: cut elsewhere.")
+
+
+def _check_uploads(config: Config, client: nn.Module) -> None:
+    """Refuse uploads that an alignment could not put together: an array for a whole batch has no samples to cut."""
+    if not config.alignment.batch_size or not make_algorithm(config).reads("alignment.batch_size"):
+        return
+    for tensor in crossing_tensors(client):
+        if not tensor.batched:
+            raise InputError(
+                f"{config.model.name} sends '{tensor.name}' across the cut once for a whole batch, so the batches of "
+                "uploads cannot be cut anew for the alignment: give --alignment.batch-size 0, or cut elsewhere."
+            )
 
 
 def _stays_local(config: Config, modules: dict[str, nn.Module]) -> dict[str, frozenset[str]]:

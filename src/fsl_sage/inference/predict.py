@@ -20,7 +20,7 @@ class Prediction:
 
     file: Path
     classes: tuple[str, ...]
-    """The most likely classes, the first of all first."""
+    """The most likely classes, in order."""
     probabilities: tuple[float, ...]
     """How likely each of them is, 0 to 1."""
 

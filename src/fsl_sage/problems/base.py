@@ -99,7 +99,7 @@ class Problem(ABC):
     """What runs are judged by; `Task.summarise` must give a metric of this name."""
 
     classes: tuple[str, ...] = ()
-    """The names of the classes in the order of their labels, for the table of who holds which; empty for none."""
+    """The names of the classes in the order of their labels; empty where there are none."""
 
     partitions: tuple[str, ...] = ("iid", "dirichlet", "shards")
     """The values of --data.partition that make sense here."""

@@ -130,7 +130,7 @@ def _score_against_communication(study: Study) -> Iterator[Drawing]:
     levels = sorted({_level(setting) for setting in study.settings}, reverse=True)
 
     def area(setting: Setting) -> float:
-        """The more heterogeneous, the larger, in equal steps."""
+        """Sizes of markers in equal steps; the more heterogeneous, the larger."""
         return 45 + 70 * levels.index(_level(setting))
 
     def paint(axes: Axes, members: Sequence[Setting]) -> None:

@@ -168,7 +168,7 @@ class SServer(SServerRole):
         return gradients_of(inputs)
 
     def join_backward(self, client: int, gradients: Message, share: float) -> Smash:
-        """The second half as a part of a joint step: what `join` is to `learn`."""
+        """The second half, as part of a joint step: it relates to `backward` as `join` does to `learn`."""
         with self._model.adding(share):
             replica, inputs = self._backward(client, gradients)
             self._model.take_gradients(replica)
@@ -241,8 +241,8 @@ class SServer(SServerRole):
     def average_copies(self) -> None:
         """Put the average of the clients' own server-side models in their place.
 
-        Their optimizer states stay theirs, or are forgotten (--client-optimizer). The average is made by the F-server's
-        rule: who chose one against poisoned clients means these copies too.
+        Their optimizer states stay theirs, or are forgotten (--client-optimizer). The F-server's rule makes the
+        average: a rule against poisoned clients must hold for these copies too.
         """
         self._most_static = max(self._most_static, self._static_bytes())
         clients = sorted(self._copies)

@@ -64,6 +64,7 @@ class Leaf:
 
     @property
     def is_tensor(self) -> bool:
+        """Whether it is a tensor and no plain value."""
         return self.node >= 0
 
 
@@ -82,6 +83,8 @@ class Call:
 
 @dataclass(slots=True)
 class Trace:
+    """What happened in one run of a model: the tensors that were made, and the calls of its modules."""
+
     nodes: list[Node] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     inputs: list[Leaf] = field(default_factory=list)
