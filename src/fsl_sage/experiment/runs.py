@@ -13,7 +13,7 @@ import numpy as np
 from fsl_sage.activity import now, told_to
 from fsl_sage.algorithms import make_algorithm, resolve
 from fsl_sage.algorithms.looks import colour_of
-from fsl_sage.config import NO_PART_OF_THE_RESULT, Config, option
+from fsl_sage.config import NO_PART_OF_THE_RESULT, Config, option, require_config
 from fsl_sage.engines.base import Engine, LostError, Setup
 from fsl_sage.engines.local import LocalEngine
 from fsl_sage.engines.process import prefer_huge_pages
@@ -87,6 +87,7 @@ def run(config: Config, callbacks: Sequence[Tracker] = (), *, problem: Problem |
     Returns:
         The finished run: its directory, its metrics round by round, and which rule ended it.
     """
+    require_config(config, "run")
     config = resolve(named(config) if problem is None else problem.named(config))
     directory = RunDirectory.at(config)
     with directory.held():
@@ -155,7 +156,7 @@ def _play(
     problem: Problem | None,
     build: Build | None,
 ) -> Result:
-    callbacks = [*callbacks, *(TRACKERS[name]() for name in config.track)]
+    callbacks = [*_trackers(callbacks), *(TRACKERS[name]() for name in config.track)]
 
     def tell(doing: str) -> None:
         for callback in callbacks:
@@ -168,6 +169,17 @@ def _play(
         except TrainingError as error:
             directory.save_failure(str(error))
             raise
+
+
+def _trackers(callbacks: Sequence[Tracker]) -> list[Tracker]:
+    """The callbacks, of which one may stand alone."""
+    each = [callbacks] if isinstance(callbacks, Tracker) else list(callbacks)
+    for callback in each:
+        if not isinstance(callback, Tracker):
+            raise InputError(
+                f"callbacks has a {type(callback).__name__}: give objects of a class that derives from fsl_sage.Tracker."
+            )
+    return each
 
 
 def _play_rounds(

@@ -61,7 +61,7 @@ def _weights_file(directory: RunDirectory, best: bool) -> Path:
         return file
     if best:
         raise InputError(f"{directory.path} has no {file.name}: only a run with --keep best keeps its best model.")
-    raise InputError(f"{directory.path} is not finished: resume it with 'fsl-sage resume {directory.path}'.")
+    raise InputError(f"{directory.path} is not finished: resume it with '{directory.resuming}'.")
 
 
 def _load(model: nn.Module, weights: Mapping[str, Tensor], config: Config, path: Path) -> None:

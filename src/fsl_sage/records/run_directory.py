@@ -22,7 +22,9 @@ classes.png
 import csv
 import io
 import json
+import os
 import platform
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
@@ -53,6 +55,8 @@ class RunDirectory:
     """A run's files."""
 
     def __init__(self, path: Path | str) -> None:
+        if not isinstance(path, str | os.PathLike):
+            raise InputError(f"A run's directory is given by its path, not by {path!r:.60}.")
         self.path = path = Path(path)
         self.config_file = path / "config.json"
         self.metrics_file = path / "metrics.jsonl"
@@ -97,6 +101,8 @@ class RunDirectory:
             try:
                 self.path.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(held(self.path / ".lock"))
+            except FileExistsError:
+                raise InputError(f"--out {self.path} is a file: give a directory for the run.") from None
             except OSError as error:
                 raise InputError(f"{self.path} cannot be written: {error.strerror}.") from None
             self._is_held = True
@@ -111,14 +117,19 @@ class RunDirectory:
         except OSError as error:
             raise TrainingError(
                 f"{error.filename or self.path} cannot be written: {error.strerror or error}. The last checkpoint is "
-                f"kept: fix that, then continue with 'fsl-sage resume {self.path}'."
+                f"kept: fix that, then continue with '{self.resuming}'."
             ) from None
+
+    @property
+    def resuming(self) -> str:
+        """The command that resumes the run, to be copied."""
+        return f"fsl-sage resume {shlex.quote(str(self.path))}"
 
     def begin(self, config: Config) -> None:
         """Write down the configuration of a new run."""
         if self.config_file.exists():
             raise InputError(
-                f"{self.path} already holds a run: resume it with 'fsl-sage resume {self.path}', or give another --out."
+                f"{self.path} already holds a run: resume it with '{self.resuming}', or give another --out."
             )
         try:
             write_json(self.config_file, {"config": to_dict(config), "digest": digest(config), **_versions()})
@@ -136,7 +147,10 @@ class RunDirectory:
         try:
             written = read_json(self.config_file)
         except FileNotFoundError:
-            raise InputError(f"{self.path} holds no run: there is no config.json in it.") from None
+            missing = "there is no config.json in it" if self.path.is_dir() else "there is no such folder"
+            raise InputError(f"{self.path} holds no run: {missing}.") from None
+        except NotADirectoryError:
+            raise InputError(f"{self.path} is a file: give the directory of a run.") from None
         except InputError:
             written = None
         except OSError as error:
