@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from fsl_sage.activity import now
-from fsl_sage.engines.base import REMEDY, ClientError, Delivery, Outcome, Setup, advance, sent_along
+from fsl_sage.engines.base import REMEDY, ClientError, Delivery, Outcome, Setup, advance, begun, sent_along
+from fsl_sage.errors import InputError, described
 from fsl_sage.precision import all_finite
 from fsl_sage.roles.client import Client
 from fsl_sage.roles.protocols import Parts, Update
@@ -40,10 +41,10 @@ class Worker:
                 return conversation.send(reply)
             except StopIteration as end:
                 return end.value
-            except DivergedError as error:
+            except (DivergedError, InputError) as error:
                 return ClientError(id, t, str(error))
             except Exception as error:
-                failure = ClientError(id, t, f"{type(error).__name__}: {error}")
+                failure = ClientError(id, t, described(error))
                 failure.add_note("".join(traceback.format_exception(error)))
                 return failure
 
@@ -62,7 +63,7 @@ class Worker:
         self, t: int, id: int, state: Mapping[str, Tensor], delivery: Delivery
     ) -> Generator[Message, Message | None, Outcome]:
         client = self._client(t, id, state, delivery)
-        local_round = self.setup.algorithm.local_round(client, t)
+        local_round = begun(self.setup.algorithm, client, t)
         reply: Message | None = None
         while (upload := advance(local_round, reply)) is not None:
             # An upload says of which local step it is: the S-server's learning rate goes by it.

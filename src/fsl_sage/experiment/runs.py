@@ -127,7 +127,7 @@ def resume(
         raise InputError(f"{path} is a run on {config.data.name}, not on {problem.name}: give its own problem.")
     if directory.finished():  # also where nothing can be locked, such as an archive of runs
         raise _is_finished(directory)
-    with directory.held():
+    with directory.held(), directory.from_its_folder():
         if directory.finished():  # by another process, just now
             raise _is_finished(directory)
         return play(directory, replace(config, **changes), callbacks, problem)
@@ -177,7 +177,8 @@ def _trackers(callbacks: Sequence[Tracker]) -> list[Tracker]:
     for callback in each:
         if not isinstance(callback, Tracker):
             raise InputError(
-                f"callbacks has a {type(callback).__name__}: give objects of a class that derives from fsl_sage.Tracker."
+                f"callbacks has a {type(callback).__name__}: give objects of a class that derives from "
+                "fsl_sage.Tracker."
             )
     return each
 
@@ -359,7 +360,7 @@ def stop_reason(config: Config, score: Score, metrics: Sequence[dict[str, Any]])
     if config.max_seconds is not None and last["elapsed_seconds"] >= config.max_seconds:
         return f"time limit of {config.max_seconds:g} s reached"
     if len(metrics) >= config.rounds:
-        return f"all {config.rounds} rounds played"
+        return "its one round played" if config.rounds == 1 else f"all {config.rounds} rounds played"
     return None
 
 

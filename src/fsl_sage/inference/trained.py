@@ -41,7 +41,8 @@ def load_trained(run: Path | str, *, best: bool = False, problem: Problem | None
     config = directory.config()
     weights, _ = load_tensors(_weights_file(directory, best))
     terms = directory.inference()
-    model = build_model(config, problem or problem_of_model(config, terms), pick_device("cpu"))
+    with directory.from_its_folder():
+        model = build_model(config, problem or problem_of_model(config, terms), pick_device("cpu"))
     _load(model, weights, config, directory.path)
     return Trained(directory.path, config, model.eval(), ImageTerms.of(terms))
 

@@ -25,6 +25,7 @@ import json
 import os
 import platform
 import shlex
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
@@ -40,6 +41,7 @@ from torch import Tensor
 
 from fsl_sage.config import Config, digest, from_dict, from_file, to_dict
 from fsl_sage.errors import InputError, RunWarning, TrainingError
+from fsl_sage.own_modules import KINDS, is_own
 from fsl_sage.problems.score import ACCURACY, Score
 from fsl_sage.reading import read_json
 from fsl_sage.records.files import as_file_name, load_tensors, save_tensors, write_bytes, write_json
@@ -141,6 +143,22 @@ class RunDirectory:
         values = self._written()["config"]
         # An option that a later version has added is as it was before: of no effect.
         return from_file(from_dict(values, Config()), str(self.config_file), of_several=True)
+
+    @contextmanager
+    def from_its_folder(self) -> Iterator[None]:
+        """Say that the run's paths are relative to where it was started, if they lead nowhere from here."""
+        try:
+            yield
+        except InputError as error:
+            config = self.config()
+            lost = [name for name in (config.data.name, config.model.name, config.algorithm) if _leads_nowhere(name)]
+            if not lost:
+                raise
+            told = str(error).rstrip(".")
+            raise InputError(
+                f"{told}. {self.path} was started in another folder than this, and {lost[0]} is relative to that: "
+                "go there."
+            ) from None
 
     def _written(self) -> dict[str, Any]:
         """All that config.json says."""
@@ -352,6 +370,15 @@ def score_in(written: Mapping[str, Any]) -> Score:
         return Score(**written["score"]) if "score" in written else ACCURACY
     except TypeError:
         raise InputError("The score in config.json is damaged: it is not a run's configuration.") from None
+
+
+def _leads_nowhere(name: str) -> bool:
+    """Whether a name has a relative path, or a module, that is not to be found from the current folder."""
+    kind, colon, place = name.partition(":")
+    if is_own(name):
+        return not (Path(*kind.split(".")).with_suffix(".py").exists() or kind.partition(".")[0] in sys.modules)
+    path = Path(place).expanduser()
+    return bool(colon) and kind in KINDS[:-1] and not path.is_absolute() and not path.exists()
 
 
 def _default_path(config: Config) -> Path:
