@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fsl_sage.algorithms.base import Algorithm, LocalRound
 from fsl_sage.alignment.fidelity import Fidelity
-from fsl_sage.errors import TrainingError
+from fsl_sage.errors import InputError, TrainingError
 from fsl_sage.roles.corrections import renew_controls
 from fsl_sage.roles.footprint import Footprint
 from fsl_sage.roles.protocols import ClientRole, Parts, Update
@@ -200,6 +200,17 @@ class Engine(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release threads and processes."""
+
+
+def begun(algorithm: Algorithm, client: ClientRole, t: int) -> LocalRound:
+    """A client's local round, which is a generator."""
+    local_round = algorithm.local_round(client, t)
+    if not hasattr(local_round, "send"):
+        raise InputError(
+            f"local_round of {type(algorithm).__name__} gave a {type(local_round).__name__}: it must be a generator. "
+            "If it uploads nothing, let it end with 'yield from ()'."
+        )
+    return local_round
 
 
 def advance(local_round: LocalRound, reply: Message | None) -> Message | None:

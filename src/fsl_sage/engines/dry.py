@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fsl_sage.alignment.fidelity import Fidelity
 from fsl_sage.alignment.passes import Smash
-from fsl_sage.engines.base import Delivery, Engine, Replies, Setup, advance, coded_update, sent_along
+from fsl_sage.engines.base import Delivery, Engine, Replies, Setup, advance, begun, coded_update, sent_along
 from fsl_sage.engines.server import HostedServer, NoServer
 from fsl_sage.optimizers import state_shapes
 from fsl_sage.problems.base import Batch
@@ -70,7 +70,7 @@ class DryEngine(Engine):
         """Every client's local round, step by step together; the contents of replies are made up."""
         self._server.begin(t)
         players = {id: DryClient(id, self, delivery, self._extras.setdefault(id, {})) for id in clients}
-        rounds = {id: self.setup.algorithm.local_round(player, t) for id, player in players.items()}
+        rounds = {id: begun(self.setup.algorithm, player, t) for id, player in players.items()}
         ends = {id: self._end(t, player) for id, player in players.items()}
         replies: Replies = dict.fromkeys(clients)
         while replies:
@@ -86,7 +86,7 @@ class DryEngine(Engine):
         """What a client that does not wait uploads in round t, as shapes."""
         client = DryClient(id, self, Delivery(self.setup.initial, {}))
         end = self._end(t, client)
-        return [_sent(upload, client, end) for upload in self.setup.algorithm.local_round(client, t)]
+        return [_sent(upload, client, end) for upload in begun(self.setup.algorithm, client, t)]
 
     def update(self, t: int, id: int) -> Update:
         """What a client brings to the F-server after round t, as shapes."""

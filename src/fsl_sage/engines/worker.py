@@ -18,9 +18,11 @@ from fsl_sage.engines.base import (
     Outcome,
     Setup,
     advance,
+    begun,
     coded_update,
     sent_along,
 )
+from fsl_sage.errors import InputError, described
 from fsl_sage.precision import all_finite
 from fsl_sage.roles.client import Client
 from fsl_sage.roles.protocols import Parts, Update
@@ -53,10 +55,10 @@ class Worker:
                 return conversation.send(reply)
             except StopIteration as end:
                 return end.value
-            except (DivergedError, CodecError) as error:
+            except (DivergedError, CodecError, InputError) as error:
                 return ClientError(id, t, str(error))
             except Exception as error:
-                failure = ClientError(id, t, f"{type(error).__name__}: {error}")
+                failure = ClientError(id, t, described(error))
                 failure.add_note("".join(traceback.format_exception(error)))
                 return failure
 
@@ -76,7 +78,7 @@ class Worker:
     ) -> Generator[Message, Message | None, Outcome]:
         client = self._client(t, id, state, delivery)
         end = ClientEnd(self.setup.settings.codecs, id, t, below("codec/", state), len(client.examples))
-        local_round = self.setup.algorithm.local_round(client, t)
+        local_round = begun(self.setup.algorithm, client, t)
         reply: Message | None = None
         while True:
             with client.meter.watching() if delivery.measured == id else nullcontext():
