@@ -29,7 +29,7 @@ from tests.engines.faulty import KillsEveryWorker, KillsItsWorker, KillsServer, 
 from tests.test_experiment import assert_same_run, interrupt_after
 from tests.texts import save_all
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
 
 NAMES = ["fsl-sage", "cse-fsl", "splitfed-ms", "splitfed-ss", "fedavg", "heron-sfl", "fedgkt", "locfedmix-sl"]
 
