@@ -67,4 +67,4 @@ def undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def _save_undrawn(figure: Figure, path: Path) -> None:
-    path.write_bytes(b"not drawn")
+    figures.write_bytes(path, b"not drawn")
