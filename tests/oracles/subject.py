@@ -20,7 +20,7 @@ from fsl_sage.models.conv import Conv2d
 from fsl_sage.models.layout import AdaptiveAvgPool2d
 from fsl_sage.models.norm import BatchNorm2d
 from fsl_sage.problems.batches import batch_indices
-from fsl_sage.roles import s_server
+from fsl_sage.roles import server_jobs
 from fsl_sage.roles.client import local_order
 from fsl_sage.seeding import generator, numpy_generator
 from fsl_sage.wire.paths import below, grouped
@@ -136,7 +136,7 @@ def _recorded_orders() -> Iterator[Orders]:
     """The package draws the order of alignment batches; it is handed to the oracle as data."""
     orders: Orders = {}
     keys: list[tuple[int, int]] = []
-    draw, order = s_server.generator, matching._order
+    draw, order = server_jobs.generator, matching._order
 
     def seen_generator(seed: int, purpose: str, client: int, t: int) -> torch.Generator:
         keys.append((t, client))
@@ -146,7 +146,7 @@ def _recorded_orders() -> Iterator[Orders]:
         orders[keys[-1]] = order(*arguments)
         return orders[keys[-1]]
 
-    with patch.object(s_server, "generator", seen_generator), patch.object(matching, "_order", seen_order):
+    with patch.object(server_jobs, "generator", seen_generator), patch.object(matching, "_order", seen_order):
         yield orders
 
 
