@@ -34,7 +34,7 @@ from ..conftest import tiny_config
 from ..engines.test_flower import Deployment, assert_same_run
 from . import prestarted
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("flower")]
 
 ROOT = Path(__file__).parents[2]
 

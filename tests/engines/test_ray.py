@@ -31,7 +31,7 @@ from tests.own_data import OWN_DATA, SMALL
 from tests.test_experiment import assert_same_run, interrupt_after
 from tests.texts import save_all
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
 
 CODECS = {"activations": "cached-int4", "update": "int4", "weights": "int4", "auxiliary": "int4:nearest+zstd"}
 NAMES = ["fsl-sage", "cse-fsl", "splitfed-ms", "splitfed-ss", "fedavg", "heron-sfl", "fedgkt", "locfedmix-sl"]
