@@ -31,6 +31,8 @@ from fsl_sage.deploy.server_app import serve
 from fsl_sage.records.run_directory import RunDirectory
 
 ROOT = Path(__file__).parents[1]
+OPTIONS = [*RUN[: RUN.index("--rounds")], *RUN[RUN.index("--rounds") + 2 :], "--rounds", "4"]
+"""A round on Flower takes long, and what can go wrong in one does not get more by its number."""
 
 # Each app writes down its process, so that it can be killed.
 SERVER_APP = """\
@@ -138,7 +140,7 @@ class Nodes(LoopbackFederation):
 @contextmanager
 def federation(folder: Path) -> Iterator[tuple[Nodes, Path, Pace]]:
     """A federation, the run of the local engine, and how long its rounds take on Flower, where nothing happens."""
-    pace = Pace(Command("run", *RUN, "--out", folder / "whole", log=folder / "log"), folder / "whole")
+    pace = Pace(Command("run", *OPTIONS, "--out", folder / "whole", log=folder / "log"), folder / "whole")
     config = replace(resolve(RunDirectory(folder / "whole").config()), out=None)
     agreement, shares = agree(config, None)
     with Nodes(folder) as nodes:
