@@ -16,6 +16,7 @@ import multiprocessing
 import os
 import random
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -193,37 +194,82 @@ def kill_the_run(*options: str) -> Place:
     return place
 
 
+def kill_the_driver(folder: Path) -> AbstractContextManager[Trial]:
+    """The process that a user has started, on a cluster that lives on."""
+
+    @contextmanager
+    def place() -> Iterator[Trial]:
+        with _cluster() as (_, address), kill_the_run(*RUN, *on_ray(address))(folder) as trial:
+            yield trial
+
+    return place()
+
+
 def kill_an_actor(name: str) -> Place:
-    """One of Ray's actors; the run must go on by itself."""
-    options = [*RUN, "--engine", "ray"]
+    """One of Ray's actors, on a cluster that lives on; the run must go on by itself."""
 
     @contextmanager
     def place(folder: Path) -> Iterator[Trial]:
-        whole = folder / "whole"
-        pace = Pace(Command("run", *options, "--out", whole, log=folder / "log"), whole)
+        with _cluster() as (cluster, address):
+            whole, options = folder / "whole", [*RUN, *on_ray(address)]
+            pace = Pace(Command("run", *options, "--out", whole, log=folder / "log"), whole)
 
-        def trial(fresh: Path, rng: random.Random, kills: int) -> str:
-            out, log = fresh / "run", fresh / "log"
-            command = Command("run", *options, "--out", out, log=log)
-            for _ in range(kills):
-                running = pace.wait(command.ended, out, rng)
-                while running and not (actors := _actors(command, name)):
-                    running = not command.ended(0.1)
-                if not running or (out / "result.json").exists():
-                    break
-                kill(rng.choice(actors))
-            if wrong := command.wrong():
-                again = Command("resume", out, log=log).wrong() or ", ".join(differences(whole, out))
-                return f"it did not go on by itself: {wrong}; resumed: {again or 'the same bits'}"
-            return ", ".join(differences(whole, out))
+            def actors() -> list[int]:
+                return [id for id, said in descendants(cluster) if said.startswith(f"ray::{name}")]
 
-        yield trial
+            def trial(fresh: Path, rng: random.Random, kills: int) -> str:
+                out, log = fresh / "run", fresh / "log"
+                old = set(actors())  # of the run before, on their way out
+                command = Command("run", *options, "--out", out, log=log)
+                for _ in range(kills):
+                    running = pace.wait(command.ended, out, rng)
+                    while running and not (found := sorted(set(actors()) - old)):
+                        running = not command.ended(0.1)
+                    if not running or (out / "result.json").exists():
+                        break
+                    old |= {one := rng.choice(found)}
+                    kill(one)
+                if wrong := command.wrong():
+                    again = Command("resume", out, log=log).wrong() or ", ".join(differences(whole, out))
+                    return f"it did not go on by itself: {wrong}; resumed: {again or 'the same bits'}"
+                return ", ".join(differences(whole, out))
+
+            yield trial
 
     return place
 
 
-def _actors(command: Command, name: str) -> list[int]:
-    return [id for id, said in descendants(command.id) if said.startswith(f"ray::{name}")]
+def on_ray(address: str) -> list[str]:
+    """The options of a run on this cluster."""
+    return ["--engine", "ray", "--ray-address", address]
+
+
+@contextmanager
+def _cluster() -> Iterator[tuple[int, str]]:
+    """A Ray cluster on this machine, by Ray's own utility: the process that has started it, and its address."""
+    code = (
+        "import sys; from ray.cluster_utils import Cluster;"
+        "cluster = Cluster(initialize_head=True, head_node_args={'num_cpus': 2, 'include_dashboard': False});"
+        "print(cluster.address, flush=True); sys.stdin.read(); cluster.shutdown()"
+    )
+    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
+    for _ in range(5):  # Ray gives up when a busy machine takes more than 30 s to start a cluster
+        command = [sys.executable, "-c", code]
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        if address := process.stdout.readline().strip():
+            break
+    try:
+        yield process.pid, address
+    finally:
+        process.stdin.close()  # then it ends by itself, and the cluster with it
+        process.wait(PATIENCE)
 
 
 @contextmanager
@@ -265,7 +311,7 @@ PLACES: dict[str, Place] = {
     "sl": kill_the_run(*ANY, "--algorithm", "sl"),
     "fedgkt": kill_the_run(*ANY, "--algorithm", "fedgkt"),
     "compare": kill_a_comparison,
-    "ray-driver": kill_the_run(*RUN, "--engine", "ray"),
+    "ray-driver": kill_the_driver,
     "ray-worker": kill_an_actor("WorkerActor"),
     "ray-server": kill_an_actor("ServerActor"),
     "flower-server": on_flower("kill_the_server"),
