@@ -157,11 +157,7 @@ def tokenise_labelled(rows: Rows, tokenizer: Any, config: Config, *, cut: bool) 
     number = {name: place for place, name in enumerate(classes)}
     longest = config.data.sequence_length
     sets = []
-    for what, all_rows, count, least in (
-        ("training texts", rows.train, config.data.train_images, 2),
-        ("test texts", rows.test, config.data.test_images, 1),
-    ):
-        chosen = choose(all_rows, rows.kind, count, least, f"{what} of {rows.name}", config.seed)
+    for chosen in choose(rows, config):
         tokens = encode(tokenizer, [row.text for row in chosen], special=True, longest=longest if cut else None)
         refuse_long(tokens, [row.place for row in chosen], longest)
         sets.append(Texts.of([[]] * len(tokens), tokens, torch.tensor([_label(row, number) for row in chosen])))

@@ -128,11 +128,7 @@ def tokenise_prompts(rows: Rows, tokenizer: Any, config: Config) -> TextData:
     """The chosen rows in tokens; those that are too long are cut off or refused, as --data.long-texts says."""
     longest, end = config.data.sequence_length, tokenizer.eos_token_id
     sets = []
-    for what, all_rows, count, least in (
-        ("training texts", rows.train, config.data.train_images, 2),
-        ("test texts", rows.test, config.data.test_images, 1),
-    ):
-        chosen = choose(all_rows, rows.kind, count, least, f"{what} of {rows.name}", config.seed)
+    for chosen in choose(rows, config):
         prompts = encode(tokenizer, [row.text for row in chosen], special=True)
         completions = [[*x, end] for x in encode(tokenizer, [row.answer for row in chosen], special=False)]
         if config.data.long_texts != "cut":

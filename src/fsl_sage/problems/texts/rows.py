@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fsl_sage.config import Config
 from fsl_sage.errors import InputError
-from fsl_sage.problems.sampling import balanced_indices, stratified_indices
+from fsl_sage.problems.sampling import stratified_indices, subset
 from fsl_sage.problems.saved import open_saved
 from fsl_sage.reading import short
 from fsl_sage.seeding import numpy_generator
@@ -164,16 +165,19 @@ def divided(
     return Rows(name, kind, train, [rows[place] for place in sorted(chosen)], names)
 
 
-def choose(rows: Sequence[Row], kind: Kind, count: int | None, least: int, what: str, seed: int) -> list[Row]:
-    """`count` of the rows, balanced over their labels; all if that is None."""
-    if count is None:
-        return list(rows)
-    if not least <= count <= len(rows):
-        raise InputError(f"{count} {what} were asked for: there can be {least} to {len(rows)}")
-    return [
-        rows[place]
-        for place in balanced_indices(_groups(kind, rows), count, numpy_generator(seed, f"subset of the {what}"))
-    ]
+def choose(rows: Rows, config: Config) -> tuple[list[Row], list[Row]]:
+    """The training rows and the test rows that a configuration asks for, balanced over their labels."""
+
+    def chosen(found: list[Row], count: int | None, least: int, what: str) -> list[Row]:
+        if count is None:
+            return found
+        drawn = subset(_groups(rows.kind, found), count, least, what, rows.name, config.seed)
+        return [found[place] for place in drawn]
+
+    return (
+        chosen(rows.train, config.data.train_images, 2, "training texts"),
+        chosen(rows.test, config.data.test_images, 1, "test texts"),
+    )
 
 
 def _groups(kind: Kind, rows: Sequence[Row]) -> np.ndarray:
