@@ -319,8 +319,8 @@ PLACES: dict[str, Place] = {
 }
 
 
-def play(place: str, kills: int, seed: int, at_once: int = 2) -> int:
-    """Kill so often at a place, in one run up to `at_once` times; print how it went. The runs that went wrong."""
+def play(place: str, kills: int, seed: int, kills_a_run: int = 2) -> int:
+    """Kill so often at a place, in one run up to `kills_a_run` times; print how it went. The runs that went wrong."""
     killed, runs, wrong = 0, 0, 0
     with tempfile.TemporaryDirectory(prefix="fsl-sage-chaos-") as directory, PLACES[place](Path(directory)) as trial:
         for number in count():
@@ -331,7 +331,7 @@ def play(place: str, kills: int, seed: int, at_once: int = 2) -> int:
             fresh.mkdir()
             rng = random.Random(f"{seed} {place} {number}")
             start = time.monotonic()
-            said = trial(fresh, rng, min(rng.randint(1, at_once), kills - killed))
+            said = trial(fresh, rng, min(rng.randint(1, kills_a_run), kills - killed))
             killed, runs, wrong = killed + len(HITS), runs + bool(HITS or said), wrong + bool(said)
             how = f"{len(HITS)} kills in {time.monotonic() - start:.0f} s"
             print(f"  {place} {killed}/{kills}: {how}, {said or 'the same bits'}", flush=True)
@@ -343,11 +343,11 @@ def main() -> None:
     """Exit code 1 if any run went wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=20, help="for each place")
-    parser.add_argument("--at-once", type=int, default=2, help="how often one run is killed at most")
+    parser.add_argument("--kills-a-run", type=int, default=2, help="how often one run is killed at most")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="+", choices=PLACES, default=list(PLACES))
     given = parser.parse_args()
-    sys.exit(bool(sum(play(place, given.kills, given.seed, given.at_once) for place in given.only)))
+    sys.exit(bool(sum(play(place, given.kills, given.seed, given.kills_a_run) for place in given.only)))
 
 
 if __name__ == "__main__":
