@@ -1,5 +1,6 @@
 """A grid without a network: every message is played at once by the real ClientApp of its node."""
 
+import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import count
@@ -57,7 +58,7 @@ class InProcessGrid:
         node = self.nodes[message.metadata.dst_node_id]
         context = Context(1, node.info.node_id, node.config, RecordDict(), {})
         try:
-            reply = self.app(message, context)
+            reply = self.app(copy.deepcopy(message), context)  # the other end of a network has a copy
         except Exception as error:
             reply = Message(Error(2, f"{type(error)}:<'{error}'>"), reply_to=message)
         self._replies[id] = self.tamper(node.config["client"], message, reply)
