@@ -38,11 +38,11 @@ class InProcessGrid:
         self._numbers = count()
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
 
-    def join(self, client: int, data: Path, state: Path, name: str = "") -> int:
-        """A node appears."""
+    def join(self, client: int, data: Path, state: Path, name: str = "", **more: str) -> int:
+        """A node appears, with more in its --node-config if given."""
         id = 1000 + next(self._numbers)
         info = NodeInfo(node_id=id, name=name, last_activated_at=f"time {id}")
-        self.nodes[id] = Node(info, {"client": client, "data": str(data), "state": str(state)})
+        self.nodes[id] = Node(info, {"client": client, "data": str(data), "state": str(state), **more})
         return id
 
     def get_nodes(self) -> list[NodeInfo]:

@@ -39,7 +39,8 @@ NOT_COMPARED = ("seconds", "elapsed_seconds", "failures", "rejected")
 class Deployment:
     """An app, its sites' data, and a server's run directory."""
 
-    def __init__(self, config, directory):
+    def __init__(self, config, directory, **node):
+        self.node = node
         self.config = config
         self.directory = directory
         self.agreement, shares = agree(config, None)
@@ -56,7 +57,7 @@ class Deployment:
         return grid
 
     def join(self, grid, client, name=""):
-        return grid.join(client, self.sites[client], self.states, name)
+        return grid.join(client, self.sites[client], self.states, name, **self.node)
 
     def serve(self, grid, **options):
         options = {**OPTIONS, "run-directory": str(self.run_directory), **options}

@@ -1,6 +1,6 @@
 """The model of a problem and its parts."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 from warnings import warn
@@ -22,7 +22,7 @@ from fsl_sage.precision import dtype_of
 from fsl_sage.problems.base import Problem
 from fsl_sage.seeding import derive
 from fsl_sage.split import Analysis, Part, Split, SplitPlan, auxiliary, boundary_shapes, passage, split_model
-from fsl_sage.split.trace.skeleton import named_tensors, on_meta, set_tensor
+from fsl_sage.split.trace.skeleton import built_on_meta
 
 META = torch.device("meta")
 SHOWN = 8
@@ -39,35 +39,13 @@ def build_model(config: Config, problem: Problem, device: torch.device) -> nn.Mo
             return replace_batch_norm(made) if config.model.batch_norm == "group" else made
 
         if device == META:
-            model = _shaped(make)
+            model = built_on_meta(make)
         else:
             # Drawn on the CPU whatever the device, so that every device starts from the same weights.
             with torch.device("cpu"):
                 model = make()
     _freeze(model, config.model.frozen)
     return model
-
-
-def _shaped(make: Callable[[], nn.Module]) -> nn.Module:
-    """A model on the meta device. Where its constructor looks at values, each weight goes there once it is made."""
-    try:
-        with META:
-            return make()
-    except (RuntimeError, NotImplementedError):
-        pass
-    leave = nn.modules.module.register_module_parameter_registration_hook(_weight_on_meta)  # type: ignore[arg-type]
-    try:
-        model = make()
-    finally:
-        leave.remove()
-    for name, tensor in named_tensors(model).items():
-        if not isinstance(tensor, nn.Parameter):
-            set_tensor(model, name, on_meta(tensor))
-    return model
-
-
-def _weight_on_meta(module: nn.Module, name: str, weight: nn.Parameter | None) -> Tensor | None:
-    return None if weight is None else on_meta(weight)
 
 
 def _freeze(model: nn.Module, names: Iterable[str]) -> None:
