@@ -11,6 +11,9 @@ import torch
 pytest.importorskip("flwr")
 pytest.importorskip("peft")
 
+from safetensors.torch import load_file
+
+from fsl_sage.cli import main
 from fsl_sage.deploy.agreement import at_site, read_agreement
 from fsl_sage.deploy.app import agree
 from fsl_sage.deploy.site import Place, Site
@@ -21,6 +24,7 @@ from fsl_sage.errors import InputError
 from fsl_sage.experiment import run
 from fsl_sage.experiment.setup import make_setup
 from fsl_sage.problems.sites import problem_at_server
+from fsl_sage.problems.texts.one_side import load_side
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.split.trace.skeleton import named_tensors
 
@@ -144,9 +148,21 @@ def test_large_weights_come_in_chunks_that_a_lost_message_does_not_lose(tmp_path
 
 
 @pytest.mark.usefixtures("large")
-def test_weights_in_files_at_the_site_are_not_sent(tmp_path: Path) -> None:
-    deployment = language(tmp_path, rounds=1)
-    deployment.node["model"] = str(tmp_path / "llama")
+def test_weights_in_the_files_of_its_side_are_not_sent_to_a_site(tmp_path: Path) -> None:
+    """`export-side` writes these files. They have nothing of the other side, and do for `load_side` too."""
+    deployment = language(tmp_path, rounds=1, lora={"dropout": 0.0, "auxiliary": "adapters"})
+    side, config = tmp_path / "side", deployment.config
+    options = ["--model.name", config.model.name, "--data.name", "e2e", "--lora.auxiliary", "adapters"]
+    main(["deploy", "export-side", str(side), "--part", "client", *options])
+    names = set(load_file(side / "model.safetensors"))
+    assert names < set(load_file(tmp_path / "llama" / "model.safetensors"))
+    assert not any(".layers.4." in name for name in names)
+    own = replace(config, model=replace(config.model, name=f"hf:{side}"))
+    for part, module in load_side(config, ["client", "auxiliary"]).items():
+        tensors = named_tensors(load_side(own, [part])[part])
+        assert all(torch.equal(tensors[name], tensor) for name, tensor in named_tensors(module).items())
+
+    deployment.node = {"model": str(side)}  # with it comes the tokenizer
     grid = deployment.grid()
     result = deployment.serve(grid)
     assert not [message for message in grid.sent if message.metadata.message_type == "query.weights"]

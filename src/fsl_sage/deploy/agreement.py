@@ -7,8 +7,9 @@ from fsl_sage.algorithms import ALGORITHMS, make_algorithm, resolve
 from fsl_sage.config import Config, from_dict, to_dict
 from fsl_sage.errors import InputError
 from fsl_sage.own_modules import find_modules_in
-from fsl_sage.problems.classification import BALANCED
+from fsl_sage.problems.classification import BALANCED, Classes
 from fsl_sage.problems.sites import Terms
+from fsl_sage.problems.texts.language_modelling import LanguageModelling
 from fsl_sage.reading import read_json
 from fsl_sage.records.files import write_json
 
@@ -80,6 +81,21 @@ def what_leaves(config: Config, labels: str) -> str:
         f"What leaves a site: the activations at the cut of every batch that it uploads, and {labels}. Whoever runs "
         "the S-server sees them, and can reconstruct inputs in part from activations. All else of its data stays."
     )
+
+
+def agreed_on(config: Config, agreement: Agreement) -> list[str]:
+    """What a site must have and know before it joins, in sentences."""
+    texts = agreement.texts
+    said = []
+    if texts.kind:
+        said.append(
+            f"Every site needs the same tokenizer, of {texts.vocabulary:,} tokens, and texts of at most "
+            f"{texts.longest} tokens."
+        )
+    if agreement.classes:
+        said.append(f"The classes, in this order: {', '.join(agreement.classes)}.")
+    labels = {"prompts": LanguageModelling.labels_are, "labels": Classes.labels_are}.get(texts.kind, Classes.labels_are)
+    return [*said, what_leaves(config, "the target of every example" if agreement.own else labels)]
 
 
 def write_agreement(path: Path, config: Config, agreement: Agreement) -> None:

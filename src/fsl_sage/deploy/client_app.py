@@ -4,6 +4,7 @@ Flower starts a process for every message. What only one that trains needs, torc
 process that takes a chunk of weights has none of it.
 """
 
+import atexit
 import logging
 import os
 import sys
@@ -80,6 +81,8 @@ def make_client_app(config_file: Path, mods: Sequence[Any] = ()) -> ClientApp:
             from fsl_sage.engines.flower.contents import Assignment
 
             site, assignment = _site(config_file, context), Assignment.read(message.content)
+            if Path(sys.argv[0]).name == "flwr-clientapp":  # the process ends when the reply has left
+                atexit.register(site.note_peak, assignment.run, 0)
             try:
                 return site.train(assignment).content()
             finally:

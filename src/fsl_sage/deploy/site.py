@@ -139,14 +139,14 @@ class Site:
         held = self._held(self._setup(node_state), assignment, kept)
         node_state.finish({**flat(held), **below("state/own/", kept), **flat(assignment.mail)})
 
-    def note_peak(self, run: str) -> None:
-        """Write down the most memory that a process of this client has taken in the run."""
+    def note_peak(self, run: str, processes: int = 1) -> None:
+        """Write down the most memory that a process of this client has taken in the run; so many more have run."""
         file = NodeState(self.place.state, run, self.client).result_file
         if not file.parent.is_dir():  # the round was refused before anything was kept
             return
         before = read_json(file) if file.exists() else {"processes": 0, "peak_memory_bytes": 0}
         peak = max(int(before["peak_memory_bytes"]), peak_memory())
-        write_json(file, {"processes": int(before["processes"]) + 1, "peak_memory_bytes": peak})
+        write_json(file, {"processes": int(before["processes"]) + processes, "peak_memory_bytes": peak})
 
     def _node_state(self, assignment: Assignment) -> NodeState:
         if assignment.version != version("fsl-sage"):
