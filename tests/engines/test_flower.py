@@ -39,13 +39,14 @@ NOT_COMPARED = ("seconds", "elapsed_seconds", "failures", "rejected")
 class Deployment:
     """An app, its sites' data, and a server's run directory."""
 
-    def __init__(self, config, directory, **node):
+    def __init__(self, config, directory, sites=None, examples=None, **node):
+        """The sites' data are shares of the data set, unless there are some of so many examples already."""
         self.node = node
         self.config = config
         self.directory = directory
-        self.agreement, shares = agree(config, None)
+        self.agreement, shares = agree(config, examples)
         write_app(directory / "app", config, self.agreement)
-        self.sites = write_sites(directory / "sites", shares, self.agreement)
+        self.sites = sites or write_sites(directory / "sites", shares, self.agreement)
         self.config_file = directory / "app" / "fsl_sage_app" / "config.json"
         self.run_directory = directory / "run"
         self.states = directory / "state"

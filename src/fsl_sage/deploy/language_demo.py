@@ -82,7 +82,7 @@ def language_demo(console: Console, keep: Path | None = None, scale: Scale | Non
         console.print(f"The files are in {keep}.", soft_wrap=True)
 
 
-MEMORY = 900_000_000
+MEMORY = 800_000_000
 """Bytes that a process of a site may take in the demo: FSL-SAGE's client of SmolLM2-135M fits, FedAvg's does not."""
 
 

@@ -5,12 +5,13 @@ came for an earlier run. These are sent in messages of a few chunks, so that nei
 has more in memory. A message that is lost is sent again after a new offer; what has come stays at the site.
 """
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fsl_sage.engines.flower.contents import ABOUT, FOUNDATION, OFFER, TENSORS, as_record
-from fsl_sage.engines.flower.courier import Courier
+from fsl_sage.engines.flower.courier import Courier, Refusal
 from fsl_sage.engines.flower.foundation import Foundation, as_bytes
 from fsl_sage.engines.flower.weight_store import CHUNK, WEIGHTS, chunks_of
 from fsl_sage.wire.message import Tensors
@@ -19,6 +20,11 @@ IN_A_MESSAGE = 2
 """Chunks."""
 TRIES = 5
 """Offers without any progress after which a site is given up for the round."""
+PATIENCE = 300.0
+"""Seconds after which a message is taken for lost: a node from which a cut connection takes one says nothing of it.
+What comes later all the same is kept at the site."""
+PAUSE = 3.0
+"""Seconds before a site that did not answer is asked again: it may be on its way back."""
 
 Chunk = tuple[str, int]
 """Of which weight, by its SHA-256, and which of its chunks."""
@@ -41,28 +47,33 @@ class Laying:
 
     def send(self, nodes: Mapping[int, int], courier: Courier, timeout: float) -> dict[int, str]:
         """Send it to the nodes of these clients that do not have it; by client, why one did not get it."""
+        if not self.comes_first:
+            return {}
+        timeout = min(timeout, PATIENCE)
         waiting = {client: node for client, node in nodes.items() if client not in self._laid}
-        failed: dict[int, str] = {}
-        before: dict[int, int] = {}
+        least = dict.fromkeys(waiting, sum(chunks_of(tensor.nbytes) for tensor in self._large.values()) + 1)
         tries = dict.fromkeys(waiting, 0)
-        while waiting and self.comes_first:
+        failed: dict[int, str] = {}
+        while waiting:
             offers = {client: self._offer(client, node, timeout) for client, node in waiting.items()}
             lacks: dict[int, list[Chunk]] = {}
             for client, answer in courier.exchange(offers, timeout).items():
-                if isinstance(answer, str):
-                    failed[client] = answer
-                    del waiting[client]
-                elif chunks := self._lacking(answer):
-                    tries[client] = 0 if len(chunks) < before.get(client, len(chunks) + 1) else tries[client] + 1
-                    before[client] = len(chunks)
-                    lacks[client] = chunks
-                else:
+                chunks = None if isinstance(answer, str) else self._lacking(answer)
+                if chunks == []:
                     self._laid.add(client)
                     del waiting[client]
-            for client in [client for client in lacks if tries[client] >= TRIES]:
-                failed[client] = "the weights that it starts from did not reach it"
-                del waiting[client], lacks[client]
+                    continue
+                progress = chunks is not None and len(chunks) < least[client]
+                tries[client] = 0 if progress else tries[client] + 1
+                if isinstance(answer, Refusal) or tries[client] >= TRIES:
+                    failed[client] = answer if isinstance(answer, str) else "the weights that it starts from are lost"
+                    del waiting[client]
+                elif chunks is not None:
+                    least[client] = min(least[client], len(chunks))
+                    lacks[client] = chunks
             self._send_chunks(lacks, waiting, courier, timeout)
+            if waiting and not lacks:
+                time.sleep(PAUSE)
         return failed
 
     def _offer(self, client: int, node: int, timeout: float) -> Message:
@@ -75,7 +86,7 @@ class Laying:
         about = answer.content.config_records.get(ABOUT, ConfigRecord())
         said = about.get("lacks", [])
         chunks = [str(word).partition(".") for word in (said if isinstance(said, list) else [])]
-        return [
+        found = [
             (sha256, int(number))
             for sha256, _, number in chunks
             if sha256 in self._large
@@ -83,6 +94,7 @@ class Laying:
             and len(number) < 9
             and int(number) < chunks_of(self._large[sha256].nbytes)
         ]
+        return list(dict.fromkeys(found))
 
     def _send_chunks(
         self, lacks: Mapping[int, Sequence[Chunk]], nodes: Mapping[int, int], courier: Courier, timeout: float
