@@ -29,9 +29,11 @@ test-long: $(VENV)/.installed-for-tests
 # The first hour of a newcomer at full length: from a wheel, in an environment of its own, outside of this folder.
 newcomer:
 	@echo "Building a wheel, installing it in a new environment and playing a newcomer's first hour. About ten minutes."
-	there=$$(mktemp -d) && $(PYTHON) -m venv $$there/venv && $$there/venv/bin/pip wheel --quiet --no-deps -w $$there . && \
+	there=$$(mktemp -d) && trap 'rm -rf '$$there EXIT && unset PYTHONPATH && $(PYTHON) -m venv $$there/venv && \
+	    mkdir $$there/sources && cp -R pyproject.toml README.md LICENSE src $$there/sources && \
+	    $$there/venv/bin/pip wheel --quiet --no-deps -w $$there $$there/sources && rm -r $$there/sources && \
 	    $$there/venv/bin/pip install --quiet -c constraints.txt $$there/*.whl && cp tests/newcomer/hour.py $$there && \
-	    cd $$there && venv/bin/python hour.py --long && rm -rf $$there
+	    cd $$there && venv/bin/python hour.py --long
 
 lint: $(VENV)/.installed-for-tests
 	@echo "1 of 3: style (ruff) and types (mypy). About a minute."

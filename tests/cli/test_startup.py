@@ -1,11 +1,14 @@
 """What needs no torch does not load it."""
 
+import inspect
+import re
 import subprocess
 import sys
 
 import pytest
 
 import fsl_sage
+from fsl_sage.config import help as help_texts
 
 HEAVY = "{'torch', 'numpy', 'matplotlib', 'plotly', 'tyro', 'PIL', 'rich'}"
 SAYS_WHAT_IS_LOADED = f"import sys; print('loaded', sorted({HEAVY} & set(sys.modules)))"
@@ -27,10 +30,19 @@ def test_help_needs_rich_alone() -> None:
     assert any("predict" in line for line in said)
 
 
-def test_a_training_needs_no_matplotlib_before_its_end() -> None:
+def test_a_training_needs_no_figures_and_no_terminal_before_its_end() -> None:
     said = in_a_new_process(f"from fsl_sage import run, compare, report; {SAYS_WHAT_IS_LOADED}")
-    assert "matplotlib" not in said[-1]
-    assert "plotly" not in said[-1]
+    assert not {"matplotlib", "plotly", "rich", "tyro"} & set(re.findall(r"\w+", said[-1]))
+
+
+def test_the_source_of_the_options_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    help_texts._class_bodies.cache_clear()
+    read: list[object] = []
+    source = inspect.getsource
+    monkeypatch.setattr(inspect, "getsource", lambda what: read.append(what) or source(what))
+    for kind in (fsl_sage.Config, fsl_sage.DataConfig, fsl_sage.ModelConfig):
+        help_texts.document(kind, kind)
+    assert len(read) == len({*map(id, read)})
 
 
 def test_every_public_name_is_there() -> None:

@@ -15,7 +15,7 @@ pytest.importorskip("ray")
 import ray
 
 from fsl_sage.algorithms import ALGORITHMS
-from fsl_sage.config import Config
+from fsl_sage.config import Config, from_dict
 from fsl_sage.engines.base import ClientError
 from fsl_sage.engines.ray import RayEngine, pool
 from fsl_sage.engines.ray.cluster import Crew, Layout, connect, start_crew
@@ -24,8 +24,10 @@ from fsl_sage.experiment import Federation, play, resume, run
 from fsl_sage.experiment.setup import make_setup
 from fsl_sage.records.files import load_tensors
 from fsl_sage.records.run_directory import RunDirectory
+from fsl_sage.report.write import ReportOptions, write_report
 from tests.conftest import merge
 from tests.engines.faulty import KillsEveryWorker, KillsItsWorker, KillsServer, Raises
+from tests.own_data import OWN_DATA, SMALL
 from tests.test_experiment import assert_same_run, interrupt_after
 from tests.texts import save_all
 
@@ -140,6 +142,25 @@ def test_language_models_too(tiny, on_ray, tmp_path):
     pytest.importorskip("peft")
     options = merge(save_all(tmp_path), {"algorithm": "fsl-sage", "rounds": 2, "clients": 3})
     assert_same_run(on_ray(tiny(engine="ray", **options)).directory, run(tiny(**options)).directory)
+
+
+def test_own_data_too(crew, on_ray, tmp_path, monkeypatch):
+    for kind, make in OWN_DATA.items():
+        (tmp_path / kind).mkdir()
+        values = {**SMALL, **make(tmp_path / kind), "algorithm": "fsl-sage"}
+        here, there = (
+            from_dict({**values, "engine": engine, "out": str(tmp_path / "runs" / f"{kind}-{engine}")})
+            for engine in ("local", "ray")
+        )
+        run(here)
+        interrupt_after(monkeypatch, 2)
+        with pytest.raises(KeyboardInterrupt):
+            on_ray(there)
+        monkeypatch.undo()
+        play(RunDirectory(there.out), there, [], build=partial(build_on, crew))
+        assert_same_run(there.out, here.out)
+    report = write_report(tmp_path / "runs", tmp_path / "report", ReportOptions())
+    assert {"best-accuracy", "best-loss"} <= {table.name for table in report.tables}
 
 
 def test_a_run_may_go_on_upon_the_other_engine(small, crew, assert_like_local, monkeypatch):

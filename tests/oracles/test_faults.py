@@ -20,6 +20,7 @@ from fsl_sage.roles.f_server import FServer
 from fsl_sage.roles.protocols import Parts, Update
 from fsl_sage.roles.replica import Replica
 from fsl_sage.roles.s_server import SServer
+from fsl_sage.roles.work import Settings
 from fsl_sage.wire.ledger import Ledger
 from fsl_sage.wire.paths import flat
 from tests.oracles import ORACLES
@@ -47,6 +48,23 @@ def scrambled_alignment(patch: Patch) -> None:
 def lost_optimizer_state(patch: Patch) -> None:
     """Clients start every round with a new optimizer."""
     patch.setattr(Replica, "load_optimizer_state", lambda self, state: None)
+
+
+def kept_optimizer_state(patch: Patch) -> None:
+    """Clients start a round with the state of the round before, though they should not."""
+    patch.setattr(Settings, "keeps_optimizers", True)
+
+
+def copies_keep_their_state(patch: Patch) -> None:
+    """The S-server's copies do, the clients do not."""
+    average = SServer.average_copies
+
+    def keep(self: SServer) -> None:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(Settings, "keeps_optimizers", True)
+            average(self)
+
+    patch.setattr(SServer, "average_copies", keep)
 
 
 def moved_statistics(patch: Patch) -> None:
@@ -380,6 +398,18 @@ FAULTS = [
 @pytest.mark.parametrize(("algorithm", "fault"), FAULTS, ids=lambda value: getattr(value, "__name__", value))
 def test_the_oracle_notices(subject, monkeypatch, algorithm, fault):
     config = subject(DIRICHLET, algorithm=algorithm, decoder_lr=3e-3)
+    fault(monkeypatch)
+    with pytest.raises(AssertionError, match="is off by"):
+        check(config)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "fault"),
+    [("fedavg", kept_optimizer_state), ("splitfed-ms", kept_optimizer_state), ("splitfed-ms", copies_keep_their_state)],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_the_oracle_notices_an_optimizer_that_was_not_new(subject, monkeypatch, algorithm, fault):
+    config = subject(DIRICHLET, algorithm=algorithm, client_optimizer="reset")
     fault(monkeypatch)
     with pytest.raises(AssertionError, match="is off by"):
         check(config)

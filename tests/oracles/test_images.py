@@ -104,6 +104,22 @@ def test_optimizer(subject, algorithm, optimizer):
     check(subject(DIRICHLET, algorithm=algorithm, optimizer=own))
 
 
+RESET = {
+    "fedavg": {},
+    "splitfed-ms": {"optimizer": {"name": "sgd", "lr": 0.05}},
+    "fsl-sage": {"local_auxiliary": True},
+    "fedgkt": {},
+}
+"""Algorithms with new optimizers in every round: those of clients, of copies at the S-server, and of own parts."""
+
+
+@pytest.mark.parametrize("algorithm", RESET)
+def test_new_optimizers_in_every_round(subject, algorithm):
+    check(
+        subject(SETTINGS["Dirichlet, cohort 2 of 3"], RESET[algorithm], algorithm=algorithm, client_optimizer="reset")
+    )
+
+
 @pytest.mark.parametrize("averaging", AVERAGING)
 def test_averages_and_corrections(subject, averaging):
     check(subject(SETTINGS["Dirichlet, cohort 2 of 3"], AVERAGING[averaging], algorithm="fedavg"))

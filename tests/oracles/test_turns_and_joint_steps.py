@@ -35,6 +35,8 @@ VARIANTS = {
     "sl, alternate, SGD handed on": {"algorithm": "sl", "alternate": True, "hands_on_optimizer": True, **SGD},
     "joint step": {"algorithm": "splitfed-ss", "joint_step": True, "optimizer": {"server_lr": 3e-4}},
     "local-loss": {"algorithm": "local-loss", "optimizer": {"auxiliary_weight_decay": 0.0, "server_lr": 3e-4}},
+    "sl, new optimizers": {"algorithm": "sl", "client_optimizer": "reset"},
+    "local-loss, new optimizers": {"algorithm": "local-loss", "client_optimizer": "reset", **SGD},
     "local-loss, shared server": {"algorithm": "local-loss", "shared_server": True},
     "cpsl": {"algorithm": "cpsl"},
     "cpsl, one cluster, own reply": {"algorithm": "cpsl", "cluster_size": 3, "own_reply": True},

@@ -42,6 +42,41 @@ def test_one_run_has_its_curves_fidelity_classes_and_latency(tmp_path):
     assert names_of(tmp_path / "run") == names_of(tmp_path)
 
 
+def title_of(figure):
+    """Above the legend where there is one: there a figure's own title would cover it."""
+    assert not (figure.legends and figure.get_suptitle())
+    return figure.legends[0].get_title().get_text() if figure.legends else figure.get_suptitle()
+
+
+def test_every_figure_says_what_it_is_about(tmp_path):
+    write_grid(tmp_path / "grid", seeds=1)
+    write_run(tmp_path / "one", made_up_config("fsl-sage"))
+    titles = {"grid": "resnet18 on cifar10-mini, 10 clients", "one": "resnet18 on cifar10-mini, iid, 5 clients"}
+    for folder, title in titles.items():
+        drawings = draw_figures(make_study(load_runs(tmp_path / folder)[0]), 100.0)
+        assert {title_of(drawing.figure) for drawing in drawings} == {title}
+    panels = [axes.get_title() for axes in drawings[0].figure.axes]
+    assert panels == [""], "what does not vary stands above the figure alone"
+
+
+@pytest.mark.parametrize(("clients", "labels"), [(3, 3), (13, 13), (30, 30), (100, None)])
+def test_every_client_is_labelled_where_there_is_room(clients, labels, tmp_path):
+    write_run(tmp_path / "run", made_up_config("fsl-sage", clients=clients, rounds=1))
+    drawn = {drawing.name: drawing for drawing in draw_figures(make_study(load_runs(tmp_path)[0]), 1.0)}
+    axes = drawn["classes"].figure.axes[0]
+    shown = [tick.get_text() for tick in axes.get_yticklabels()]
+    assert len(shown) < 30 if labels is None else shown == [str(client) for client in range(labels)]
+
+
+def test_fidelity_right_after_an_alignment_is_marked(tmp_path):
+    write_run(tmp_path / "run", made_up_config("fsl-sage"))
+    drawn = {drawing.name: drawing for drawing in draw_figures(make_study(load_runs(tmp_path)[0]), 1.0)}
+    for name, value in (("fidelity-cosine", 0.85), ("fidelity-nmse", 0.3)):
+        (axes,) = drawn[name].figure.axes
+        (marks,) = (line for line in axes.get_lines() if line.get_marker() == "D")
+        assert [y for y in marks.get_ydata() if np.isfinite(y)] == [value] * 3, "rounds 0, 5 and 10"
+
+
 def test_what_was_not_recorded_is_not_drawn(tmp_path):
     run = write_run(tmp_path / "run", made_up_config("fedavg"))
     (run / "classes.csv").unlink()

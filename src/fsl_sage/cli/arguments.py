@@ -94,6 +94,18 @@ class ReportArguments:
 
 
 @dataclass(frozen=True)
+class TheoryArguments:
+    """Show a run that was given --theory N beside the paper's convergence theory."""
+
+    directory: Annotated[Path, tyro.conf.Positional]
+    """The run's directory."""
+    figure: Path | None = None
+    """Where to draw the figure (theory.png in the run's directory if not given)."""
+    json: bool = False
+    """Print one JSON object, and draw nothing."""
+
+
+@dataclass(frozen=True)
 class ResumeArguments:
     """Resume an interrupted run from its last checkpoint."""
 

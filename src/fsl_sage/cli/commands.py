@@ -24,6 +24,7 @@ from fsl_sage.cli.arguments import (
     ResumeArguments,
     RunArguments,
     SamplesArguments,
+    TheoryArguments,
 )
 from fsl_sage.cli.consoles import ERRORS, OUT
 from fsl_sage.cli.cuts import as_json, print_cuts
@@ -33,6 +34,7 @@ from fsl_sage.cli.report import print_report
 from fsl_sage.cli.samples import print_samples, print_scores, progress_bar
 from fsl_sage.cli.stopping import exit_code
 from fsl_sage.cli.terminal import Display, print_costs, print_metrics, print_summary
+from fsl_sage.cli.theory import print_theory
 from fsl_sage.compare.comparison import compare, plan_grid
 from fsl_sage.compare.dry import costs_of_runs
 from fsl_sage.config import Config, option
@@ -44,6 +46,7 @@ from fsl_sage.models.foreign import convert_weights
 from fsl_sage.problems.make import score_of
 from fsl_sage.problems.sources import MODELS, fetch
 from fsl_sage.records.run_directory import RunDirectory
+from fsl_sage.report.theory import as_plain, theory_of
 from fsl_sage.report.write import write_report
 from fsl_sage.text.samples import SHOWN, make_samples, score_samples, write_samples
 from fsl_sage.text.trained import masked_losses
@@ -146,6 +149,21 @@ def report_command(args: Sequence[str]) -> None:
     arguments = tyro.cli(ReportArguments, prog="fsl-sage report", args=args)
     out = arguments.out or arguments.folder / "report"
     print_report(OUT, write_report(arguments.folder, out, arguments.report))
+
+
+def theory_command(args: Sequence[str]) -> None:
+    """Show a run beside the paper's convergence theory."""
+    arguments = tyro.cli(TheoryArguments, prog="fsl-sage theory", args=args)
+    theory = theory_of(arguments.directory)
+    if arguments.json:
+        print(json.dumps(as_plain(theory), indent=2))
+        return
+    print_theory(OUT, theory)
+    from fsl_sage.report.theory_figure import theory_figure
+
+    file = arguments.figure or arguments.directory / "theory.png"
+    theory_figure(file, theory)
+    OUT.print(f"The figure is {file}", highlight=False, soft_wrap=True)
 
 
 def data_command(args: Sequence[str]) -> None:

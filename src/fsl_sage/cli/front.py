@@ -23,6 +23,7 @@ COMMANDS = {
     "report": "Write figures, tables and report.html from finished runs.",
     "cost": "Print the bytes of a round for every algorithm, without training.",
     "cuts": "Show where a model can be cut, what each cut costs, and which to take.",
+    "theory": "Show a run beside the paper's convergence theory: constants, conditions, bounds.",
     "data": "Get a data set or a model ahead of time (get NAME), or convert a model's weights (convert DIR).",
     "samples": "Show what the language model of a finished run writes, beside what people wrote, and its scores.",
     "deploy": "Separate organisations on Flower: deploy init DIR writes an app, deploy demo shows one.",

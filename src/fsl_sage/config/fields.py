@@ -230,6 +230,9 @@ class Config:
     """A fixed number K of local steps in a round instead of epochs."""
     cohort: float = 1.0
     """The fraction of the clients that takes part in a round."""
+    client_optimizer: Literal["keep", "reset"] = "keep"
+    """A client's optimizer keeps its state (momentum, Adam's moments) from round to round, or is a new one in every
+    round, and nothing is stored. So is that of a server-side model of a client's own (splitfed-ms, local-loss)."""
     order: Literal["interleaved", "blocked", "arrival"] = "interleaved"
     """Order in which the S-server takes uploads: step by step, client after client, or as they come (ray)."""
     seed: int = 0
@@ -260,6 +263,9 @@ class Config:
     """GPUs of each worker and of the S-server, a fraction to share one; an equal share of all if not given."""
     ray_spill_mib: int = 1024
     """MiB of uploads that may wait in memory for their turn at the S-server; the rest waits on disk."""
+
+    theory: int | None = None
+    """Every N rounds also measure the quantities of the paper's theory; `fsl-sage theory RUN` shows them."""
 
     out: Path | None = None
     """The run's directory (runs/… with the time if not given)."""
@@ -333,6 +339,7 @@ _RANGES: dict[str, Range] = {
     "ray_num_gpus": FROM_ZERO,
     "ray_spill_mib": ("a whole number from 0 up", 0, 2**42),
     "checkpoint_every": WHOLE,
+    "theory": WHOLE,
     "data.alpha": ("a number from 0.01 to 10000", 0.01, 1e4),
     "data.shards_per_client": WHOLE,
     "data.train_images": WHOLE,

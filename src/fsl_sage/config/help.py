@@ -2,9 +2,12 @@
 
 import ast
 import dataclasses
+import functools
 import inspect
+import itertools
 import textwrap
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 
@@ -17,14 +20,29 @@ def help_of(options: type) -> dict[str, str]:
 
 
 def _docstrings(kind: type) -> Iterator[tuple[str, str]]:
-    try:
-        (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-    except (OSError, TypeError, SyntaxError):  # a class without a file, as in an interactive session
-        return
-    assert isinstance(body, ast.ClassDef)
-    for node, after in zip(body.body, body.body[1:], strict=False):
+    body = _class_bodies(inspect.getmodule(kind)).get(kind.__qualname__, [])
+    for node, after in itertools.pairwise(body):
         if isinstance(node, ast.AnnAssign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
             yield ast.unparse(node.target), inspect.cleandoc(str(after.value.value))
+
+
+@functools.cache
+def _class_bodies(module: ModuleType | None) -> dict[str, list[ast.stmt]]:
+    """The bodies of a module's classes by qualified name; its source is read once, for each reading takes its time."""
+    try:
+        return dict(_classes(ast.parse(inspect.getsource(module)), "")) if module else {}
+    except (OSError, TypeError, SyntaxError):  # without a file, as in an interactive session
+        return {}
+
+
+def _classes(node: ast.AST, prefix: str) -> Iterator[tuple[str, list[ast.stmt]]]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef):
+            yield prefix + child.name, child.body
+            yield from _classes(child, f"{prefix}{child.name}.")
+        else:
+            inner = f"{prefix}{child.name}.<locals>." if isinstance(child, ast.FunctionDef) else prefix
+            yield from _classes(child, inner)
 
 
 def explained(kind: Any) -> str:

@@ -29,6 +29,8 @@ def check(config: Config, agreement: Agreement) -> None:
     """Refuse what cannot run on Flower, with the reason."""
     algorithm = make_algorithm(config)
     algorithm.check()
+    if config.theory is not None:
+        raise InputError("--theory cannot run on Flower: it needs the clients' data, which stay at the sites.")
     if any(algorithm.waits_in(t) for t in range(config.rounds)):
         others = [name for name, kind in ALGORITHMS.items() if not kind.waits and not kind.own_parts]
         raise InputError(

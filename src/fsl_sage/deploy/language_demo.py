@@ -10,6 +10,7 @@ import random
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -60,7 +61,7 @@ def language_demo(console: Console, keep: Path | None = None, scale: Scale | Non
         federation.register(range(CLIENTS))
         for client, site in enumerate(sites):
             # The first site has the files of its part and its tokenizer; the others have a tokenizer.
-            has = {"model": files} if client == 0 else {"tokenizer": files}
+            has: dict[str, Any] = {"model": files} if client == 0 else {"tokenizer": files}
             federation.start_node(client, site, state=_state(directory, client), memory=scale.memory, **has)
         console.print("FSL-SAGE", style="bold")
         follow(federation, directory, console)

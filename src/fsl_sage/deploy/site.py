@@ -121,7 +121,11 @@ class Site:
         extra = {kind: {n: x.to(device) for n, x in own.items()} for kind, own in assignment.extra.items()}
         uploads: list[Message] = []
         outcome = worker.whole_round(
-            assignment.round, self.client, below("state/", kept), Delivery(held, mail, extra), uploads.append
+            assignment.round,
+            self.client,
+            below("state/", kept),
+            Delivery(held, mail, extra, measured=self.client if assignment.measured else None),
+            uploads.append,
         )
         if isinstance(outcome, ClientError):
             raise outcome
@@ -130,7 +134,16 @@ class Site:
             assignment.round, flat({part: held[part] for part in stay}, "held/") | flat({"state": outcome.state})
         )
         update = outcome.update
-        return Report(assignment.run, assignment.round, self.client, update.losses, update.parts, uploads, update.extra)
+        return Report(
+            assignment.run,
+            assignment.round,
+            self.client,
+            update.losses,
+            update.parts,
+            uploads,
+            update.extra,
+            update.footprint,
+        )
 
     def finish(self, assignment: Assignment) -> None:
         """The run is over: keep the newest weights of what this client holds, drop the states."""

@@ -11,6 +11,7 @@ from fsl_sage.algorithms.base import Algorithm, LocalRound
 from fsl_sage.alignment.fidelity import Fidelity
 from fsl_sage.errors import TrainingError
 from fsl_sage.roles.corrections import renew_controls
+from fsl_sage.roles.footprint import Footprint
 from fsl_sage.roles.protocols import ClientRole, Parts, Update
 from fsl_sage.roles.work import Settings
 from fsl_sage.wire.link import Link
@@ -52,6 +53,8 @@ class Delivery:
     renewed: frozenset[int] = frozenset()
     """Clients that were away when the newest weights were averaged, and get them now: what they have kept of these
     parts since an earlier round is older."""
+    measured: int | None = None
+    """The client whose first step is measured."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,10 @@ class Server(Protocol):
 
         On uploads that the last alignment has not seen; with `seen` on those that it has.
         """
+
+    @abstractmethod
+    def footprint(self) -> Footprint | None:
+        """What its first step took; None if it has not taken one."""
 
     @abstractmethod
     def take_loss(self) -> float | None:

@@ -18,6 +18,7 @@ from fsl_sage.engines.server import HostedServer, NoServer
 from fsl_sage.optimizers import state_shapes
 from fsl_sage.problems.base import Batch
 from fsl_sage.roles.client import chosen_steps, local_batch_sizes, local_order
+from fsl_sage.roles.footprint import Footprint
 from fsl_sage.roles.protocols import ClientRole, Parts, SServerRole, Update
 from fsl_sage.roles.work import boundary
 from fsl_sage.split import boundary_shapes
@@ -366,6 +367,14 @@ class DrySServer(SServerRole):
 
     def fidelity(self, *, seen: bool = False) -> Fidelity | None:
         """Nothing was computed."""
+        return None
+
+    def watched(self) -> AbstractContextManager[None]:
+        """Nothing is computed."""
+        return nullcontext()
+
+    def footprint(self) -> Footprint | None:
+        """Nothing is computed."""
         return None
 
     def take_loss(self) -> float | None:

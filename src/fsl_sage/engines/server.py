@@ -7,8 +7,10 @@ from torch import Tensor
 
 from fsl_sage.alignment.fidelity import Fidelity
 from fsl_sage.engines.base import Replies, Server, Setup, Uploads
+from fsl_sage.roles.footprint import Footprint
 from fsl_sage.roles.protocols import Parts, SServerRole
-from fsl_sage.roles.s_server import SpreadOver, SServer
+from fsl_sage.roles.s_server import SServer
+from fsl_sage.roles.server_jobs import SpreadOver
 from fsl_sage.roles.work import Workbench
 from fsl_sage.wire.link import Link
 from fsl_sage.wire.message import Message, Tensors
@@ -38,7 +40,8 @@ class HostedServer(Server):
             return {}
         t = self.role.round
         arrived = {id: link.up(t, id, upload) for id, upload in uploads.items()}
-        replies = self._algorithm.on_uploads(self.role, arrived)
+        with self.role.watched():
+            replies = self._algorithm.on_uploads(self.role, arrived)
         return {id: reply if reply is None else link.down(t, id, reply) for id, reply in replies.items()}
 
     def drop(self, client: int) -> None:
@@ -51,7 +54,9 @@ class HostedServer(Server):
 
     def end_of_round(self, t: int) -> list[tuple[int, Message]]:
         """Alignment, where the algorithm has one, and what the S-server has left for clients during the round."""
-        return [*self._algorithm.end_of_round(self.role, t), *self.role.left]
+        with self.role.watched():
+            messages = list(self._algorithm.end_of_round(self.role, t))
+        return [*messages, *self.role.left]
 
     def remarks(self) -> dict[str, Any]:
         """Whether an auxiliary was aligned in this round, and why others were not."""
@@ -60,6 +65,10 @@ class HostedServer(Server):
     def fidelity(self, *, seen: bool = False) -> Fidelity | None:
         """On newest uploads that the last alignment has not seen, or on those that it has."""
         return self.role.fidelity(seen=seen)
+
+    def footprint(self) -> Footprint | None:
+        """Of the first step."""
+        return self.role.footprint()
 
     def take_loss(self) -> float | None:
         """Mean over the steps since the last call."""
@@ -109,6 +118,10 @@ class NoServer(Server):
 
     def fidelity(self, *, seen: bool = False) -> Fidelity | None:
         """Nothing is estimated."""
+        return None
+
+    def footprint(self) -> Footprint | None:
+        """No steps."""
         return None
 
     def take_loss(self) -> float | None:

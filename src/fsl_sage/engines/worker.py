@@ -3,6 +3,7 @@
 import math
 import traceback
 from collections.abc import Callable, Generator, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from fsl_sage.precision import all_finite
 from fsl_sage.roles.client import Client
 from fsl_sage.roles.protocols import Parts, Update
 from fsl_sage.roles.replica import Replica
-from fsl_sage.roles.s_server import SpreadOver
+from fsl_sage.roles.server_jobs import SpreadOver
 from fsl_sage.roles.work import Chain, Settings, Workbench, boundary, mean_loss
 from fsl_sage.wire.message import Message, Tensors
 from fsl_sage.wire.paths import flat
@@ -64,12 +65,18 @@ class Worker:
         client = self._client(t, id, state, delivery)
         local_round = self.setup.algorithm.local_round(client, t)
         reply: Message | None = None
-        while (upload := advance(local_round, reply)) is not None:
+        while True:
+            with client.meter.watching() if delivery.measured == id else nullcontext():
+                upload = advance(local_round, reply)
+            if upload is None:
+                break
             # An upload says of which local step it is: the S-server's learning rate goes by it.
             reply = yield replace(upload, values={**upload.values, "step": client.step_index})
         averaged = self.setup.algorithm.averaged_in(t)
         losses = {"client_loss": mean_loss(client.losses)} if client.losses else {}
-        update = Update(id, client.upload(averaged), losses, sent_along(self.setup, client, t))
+        update = Update(
+            id, client.upload(averaged), losses, sent_along(self.setup, client, t), footprint=client.footprint()
+        )
         check_finite(update)
         return Outcome(update, client.state(averaged))
 

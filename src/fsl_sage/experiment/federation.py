@@ -1,6 +1,7 @@
 """The roles of a run together, and a round of theirs."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, fields
 from typing import Any
 
 import numpy as np
@@ -9,17 +10,21 @@ from fsl_sage.activity import now
 from fsl_sage.alignment.fidelity import Fidelity
 from fsl_sage.config import Config
 from fsl_sage.engines.base import REMEDY, Delivery, Engine, Setup
+from fsl_sage.engines.server import part_states
+from fsl_sage.engines.worker import copied
 from fsl_sage.errors import TrainingError
+from fsl_sage.experiment.probe import Point
 from fsl_sage.precision import all_finite
 from fsl_sage.roles.averaging import average
 from fsl_sage.roles.client import local_batch_sizes
 from fsl_sage.roles.f_server import FServer
+from fsl_sage.roles.footprint import Footprint
 from fsl_sage.roles.protocols import Parts, Update
 from fsl_sage.roles.replica import Slots, frozen_weights
 from fsl_sage.seeding import numpy_generator
 from fsl_sage.wire.ledger import Ledger
 from fsl_sage.wire.link import Link
-from fsl_sage.wire.message import Message, Tensors, nbytes
+from fsl_sage.wire.message import AUXILIARY, Message, Tensors, nbytes
 from fsl_sage.wire.paths import below, flat
 from fsl_sage.wire.post import Download, Post
 
@@ -32,6 +37,8 @@ class Federation:
         self.engine = engine
         self._round = -1
         """The last round that was played."""
+        self.footprints: dict[str, Footprint] = {}
+        """By role ("client", "server"), what its first step took."""
         self.link = Link(Ledger(self._frozen_by_kind()))
         self.post = Post(self.link, setup.settings.config.clients)
         self.f_server = FServer(
@@ -50,6 +57,7 @@ class Federation:
     def play_round(self, t: int, cohort: Sequence[int]) -> dict[str, Any]:
         """One round of these clients, in the order that the docs give; returns its metrics."""
         self._round = t
+        known = set(self.footprints)
         updates: list[Update] = []
         averaged: tuple[str, ...] = ()
         missing: set[int] = set()
@@ -75,12 +83,15 @@ class Federation:
         now("the S-server ends the round")
         for client, message in server.end_of_round(t):
             self.post.send(t, client, message, present=client in present)
+        if "server" not in known and (footprint := server.footprint()) is not None:
+            self.footprints["server"] = footprint
+        measured = footprint_figures({role: own for role, own in self.footprints.items() if role not in known})
         losses = _losses(updates, server.take_loss(), t)
         remarks = server.remarks()
         seen = server.fidelity(seen=True) if remarks["aligned"] else None
         self._check_finite(t)
         members = {"cohort": len(cohort), "missing": sorted(set(cohort) - present)}
-        return {**members, **remarks, **self.engine.remarks(), **losses, **_fidelities(held_out, seen)}
+        return {**members, **remarks, **self.engine.remarks(), **losses, **_fidelities(held_out, seen), **measured}
 
     def _local_steps(self, cohort: Iterable[int]) -> dict[int, int]:
         """By client, the number of its local steps in a round."""
@@ -103,12 +114,15 @@ class Federation:
             self.post.lost(client)
         for update in updates:
             self.post.arrived(update.client)
+            if update.footprint is not None:
+                self.footprints.setdefault("client", update.footprint)
         return [self._brought(t, update) for update in updates]
 
     def delivery(self, clients: Iterable[int], renewed: frozenset[int] = frozenset()) -> Delivery:
         """What these clients get before their round."""
         mail = {client: self.post.waiting[client] for client in clients if client in self.post.waiting}
-        return Delivery(self.f_server.weights, mail, self.f_server.sends, renewed)
+        measured = None if "client" in self.footprints else min(clients, default=None)
+        return Delivery(self.f_server.weights, mail, self.f_server.sends, renewed, measured)
 
     def _brought(self, t: int, update: Update) -> Update:
         """An update as it arrives at the F-server."""
@@ -178,6 +192,19 @@ class Federation:
                 counts = [self.setup.client_weights[client] for client in trained]
                 weights[part] = {**weights[part], **average(list(trained.values()), counts)}
         return weights
+
+    def point(self) -> Point:
+        """Where the run stands between two rounds; copies, for training goes on in place."""
+        states, _ = part_states(self.engine.state())
+        parts = {part: copied(tensors) for part, tensors in self.newest_weights().items()}
+        clients = range(self.setup.settings.config.clients)
+        return Point(parts, {client: copied(self._auxiliary(client, states.get(client, {}))) for client in clients})
+
+    def _auxiliary(self, client: int, state: Tensors) -> Tensors:
+        """The auxiliary that a client will use: one that waits for it, its own, the average, or the initial one."""
+        common = {**self.setup.initial["auxiliary"], **self.f_server.weights.get("auxiliary", {})}
+        own = self.post.waiting.get(client, {}).get(AUXILIARY) or below("own/auxiliary/", state)
+        return {**common, **own}
 
     def _apart(self) -> list[str]:
         """The parts that the last round did not average, though others do."""
@@ -268,6 +295,22 @@ def _losses(updates: Sequence[Update], server_loss: float | None, t: int) -> dic
     if server_loss is None:
         return {"train_loss": client_loss, "auxiliary_loss": None}
     return {"train_loss": server_loss, "auxiliary_loss": client_loss}
+
+
+def footprint_figures(footprints: Mapping[str, Footprint]) -> dict[str, int]:
+    """What the first steps of roles took, by the names that this has in metrics."""
+    return {f"{role}_{name}": value for role, each in footprints.items() for name, value in asdict(each).items()}
+
+
+def footprints_in(metrics: Iterable[Mapping[str, Any]]) -> dict[str, Footprint]:
+    """By role, what was measured in these rounds."""
+    names = [field.name for field in fields(Footprint)]
+    return {
+        role: Footprint(*(line[f"{role}_{name}"] for name in names))
+        for line in metrics
+        for role in ("client", "server")
+        if f"{role}_{names[0]}" in line
+    }
 
 
 def _fidelities(held_out: Fidelity | None, seen: Fidelity | None) -> dict[str, float | None]:

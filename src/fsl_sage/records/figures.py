@@ -10,9 +10,10 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
-from fsl_sage.config import Config
+from fsl_sage.config import Config, flatten, to_dict
 from fsl_sage.problems.score import Score
 from fsl_sage.records.files import write_bytes
+from fsl_sage.records.subject import subject
 from fsl_sage.wire.ledger import GIB
 
 
@@ -32,7 +33,7 @@ def score_figure(path: Path, metrics: Sequence[dict[str, Any]], score: Score, co
         ylabel=f"{score.title}, %" if score.percent else score.title,
     )
     axes.set_xlim(left=0)
-    axes.set_title(_title(config), fontsize="medium")
+    axes.set_title(subject([flatten(to_dict(config))]), fontsize="medium")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False, loc="lower right" if score.higher_is_better else "upper right")
     _save(figure, path)
@@ -49,7 +50,7 @@ def classes_figure(path: Path, counts: np.ndarray, classes: Sequence[str], confi
         axes.barh(np.arange(clients), counts[:, label], left=left, color=shades[label % 20], label=name, height=0.8)
         left += counts[:, label]
     axes.set(xlabel="training examples", ylabel="client", ylim=(clients - 0.4, -0.6))
-    axes.set_title(_title(config, of_model=False), fontsize="medium")
+    axes.set_title(subject([flatten(to_dict(config))], of_model=False), fontsize="medium")
     # A row has room for its number while the figure grows with the clients, and a little longer.
     axes.yaxis.set_major_locator(FixedLocator(range(clients)) if clients <= 60 else MaxNLocator(integer=True))
     if clients > 33:
@@ -59,22 +60,12 @@ def classes_figure(path: Path, counts: np.ndarray, classes: Sequence[str], confi
     _save(figure, path)
 
 
-def _title(config: Config, *, of_model: bool = True) -> str:
-    """Model, data and partition."""
-    data = config.data
-    more = {"dirichlet": f" (alpha {data.alpha:g})", "shards": f" ({data.shards_per_client} a client)"}
-    partition = f"{data.partition}{more.get(data.partition, '')}"
-    clients = "1 client" if config.clients == 1 else f"{config.clients} clients"
-    model = f"{_short(config.model.name)} on " if of_model else ""
-    return f"{model}{_short(data.name)}, {partition}, {clients}"
-
-
-def _short(name: str) -> str:
-    """A name that fits: of a path its end."""
-    return name if len(name) <= 40 else f"…{name[-39:]}"
+def as_png(figure: Figure) -> bytes:
+    """The picture as a file."""
+    image = BytesIO()
+    figure.savefig(image, format="png", dpi=150)
+    return image.getvalue()
 
 
 def _save(figure: Figure, path: Path) -> None:
-    image = BytesIO()
-    figure.savefig(image, format="png", dpi=150)
-    write_bytes(path, image.getvalue())
+    write_bytes(path, as_png(figure))

@@ -14,7 +14,17 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
 from fsl_sage.report.options import HETEROGENEITY, concerns, dirichlet_alpha, heterogeneity
-from fsl_sage.report.panels import LOOK, Drawing, legend_of, line, log_if_far_apart, log_if_needed, pages, plain_numbers
+from fsl_sage.report.panels import (
+    LOOK,
+    Drawing,
+    give_title,
+    legend_of,
+    line,
+    log_if_far_apart,
+    log_if_needed,
+    pages,
+    plain_numbers,
+)
 from fsl_sage.report.study import NMSE, Metric, Series, Setting, Study
 from fsl_sage.report.style import option_axis, option_name, style, value_name, value_text
 from fsl_sage.units import bytes_text
@@ -31,7 +41,10 @@ def draw_figures(study: Study, bandwidth: float) -> list[Drawing]:
         ablations = [_ablation(study, path) for path in study.varying if path not in _NO_ABLATION]
         heterogeneity_ = [_best_against_alpha(study), _score_against_communication(study)]
         rest = [_classes(study), *ablations, _latency(study, bandwidth)]
-        return list(itertools.chain(*curves, *heterogeneity_, *fidelity, *rest))
+        drawings = list(itertools.chain(*curves, *heterogeneity_, *fidelity, *rest))
+        for drawing in drawings:
+            give_title(drawing.figure, study.subject)
+        return drawings
 
 
 _NO_ABLATION = (HETEROGENEITY, "data.name", "model.name")
@@ -171,7 +184,7 @@ def _name(level: Any) -> str:
 
 
 def _fidelity(study: Study, metric: Metric) -> Iterator[Drawing]:
-    after = Metric(f"{metric.key}_aligned", metric.label)
+    after = Metric(f"{metric.key}_seen", metric.label)
     measured = [series.algorithm for series in study.series if series.has(metric)]
     panels = [
         (setting.label, setting)
@@ -212,12 +225,12 @@ def _fidelity(study: Study, metric: Metric) -> Iterator[Drawing]:
                 marker="D",
                 markerfacecolor="white",
                 color="#555555",
-                label="right after alignment",
+                label="right after alignment, on seen uploads",
             )
         )
     caption = (
         f"Gradient fidelity: {metric.label} at the S-server after every round, on the newest uploads; "
-        "hollow diamonds: right after an alignment"
+        "hollow diamonds: right after an alignment, on the uploads that it has seen"
     )
     yield from pages(metric.key.replace("_", "-"), caption, panels, paint, legend=legend)
 
@@ -244,7 +257,10 @@ def _classes(study: Study) -> Iterator[Drawing]:
         image = axes.imshow(counts, cmap="Blues", aspect="auto", vmin=0, vmax=most)
         axes.grid(visible=False)
         axes.set(xlabel="class", ylabel="client")
-        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+        if len(counts) <= 30:
+            axes.set_yticks(range(len(counts)), map(str, range(len(counts))), fontsize=8 if len(counts) <= 20 else 6)
+        else:
+            axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         if len(names) <= 20:
             axes.set_xticks(range(len(names)), names, rotation=45, ha="right", fontsize=8)
         if counts.size <= 200:

@@ -61,9 +61,13 @@ def _lead(study: Study) -> str:
     unfinished = sum(run.stopped is None for run in study.runs)
     return (
         f"{told(_all(study, 'model.name'))} on {told(_all(study, 'data.name'))}, "
-        f"{told(_all(study, 'clients'))} clients: {told([style(name).name for name in study.algorithms])}. "
+        f"{told(_all(study, 'clients'))} {_clients(study)}: {told([style(name).name for name in study.algorithms])}. "
         f"{runs}{f', {unfinished} of them unfinished' if unfinished else ''}."
     )
+
+
+def _clients(study: Study) -> str:
+    return "client" if {*_all(study, "clients")} == {"1"} else "clients"
 
 
 def _all(study: Study, path: str) -> list[str]:

@@ -93,6 +93,14 @@ def pages(
         yield Drawing(name if page == 0 else f"{name}-{page + 1}", caption, figure)
 
 
+def give_title(figure: Figure, title: str) -> None:
+    """Put a title above the legend; matplotlib draws a figure's own title and a legend outside over one another."""
+    if figure.legends:
+        figure.legends[0].set_title(title, prop={"size": 11})
+    else:
+        figure.suptitle(title, fontsize=11)
+
+
 def _columns(entries: int, panels: int) -> int:
     """As many columns as fit above the panels, evenly filled."""
     most = 4 if panels == 1 else 3 * panels

@@ -11,6 +11,7 @@ import numpy as np
 from fsl_sage.algorithms.looks import place_of
 from fsl_sage.problems import score
 from fsl_sage.problems.score import Score
+from fsl_sage.records.subject import subject
 from fsl_sage.report.load import Run
 from fsl_sage.report.options import HETEROGENEITY, concerns, dirichlet_alpha, has_option, settings_of
 from fsl_sage.report.style import value_name
@@ -218,6 +219,11 @@ class Study:
     def algorithms(self) -> list[str]:
         """In the order of every legend."""
         return sorted({series.algorithm for series in self.series}, key=lambda name: (place_of(name), name))
+
+    @property
+    def subject(self) -> str:
+        """Model, data, partition and clients, as far as all runs have them in common; settings tell the rest."""
+        return subject([run.options for run in self.runs])
 
     def within(self, setting: Setting) -> list[Series]:
         """The series that are compared in a setting."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from fsl_sage.alignment.fidelity import Fidelity
 from fsl_sage.alignment.passes import Smash
 from fsl_sage.problems.base import Batch
+from fsl_sage.roles.footprint import Footprint
 from fsl_sage.wire.message import Message, Tensors
 from fsl_sage.wire.paths import flat, grouped
 
@@ -33,6 +34,8 @@ class Update:
     """Mean training losses of the round at this client, for the metrics."""
     extra: Mapping[str, Tensors] = field(default_factory=dict)
     """What the algorithm sends with them, by kind (`Algorithm.on_update`)."""
+    footprint: Footprint | None = None
+    """What its first step took, if that was measured. It is told to the experiment, not sent to the F-server."""
 
     def message(self, kinds: Mapping[str, str]) -> Message:
         """As it travels; `kinds` gives the ledger's kind of each part."""
@@ -294,6 +297,14 @@ class SServerRole(Protocol):
     @abstractmethod
     def fidelity(self, *, seen: bool = False) -> Fidelity | None:
         """How well the auxiliaries in use estimate the cut gradients of some newest uploads."""
+
+    @abstractmethod
+    def watched(self) -> AbstractContextManager[None]:
+        """While an algorithm's code runs at the S-server: its first step is measured."""
+
+    @abstractmethod
+    def footprint(self) -> Footprint | None:
+        """What that step took; None if there was none."""
 
     @abstractmethod
     def take_loss(self) -> float | None:

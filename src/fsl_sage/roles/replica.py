@@ -26,6 +26,8 @@ class Slots:
         self.trainable: set[str] = set()
         self.layouts: Tensors = {}
         """The module's own tensors by name, whose memory layout every replica keeps: kernels choose by it."""
+        self.fixed: list[Tensor] = []
+        """What no replica brings: frozen weights, and buffers that are not saved."""
         self._places: dict[str, list[tuple[dict[str, Tensor | None], str]]] = {}
         first_name: dict[int, str] = {}  # a tied weight has one name and several places
         for prefix, owner in module.named_modules():
@@ -34,9 +36,13 @@ class Slots:
                     name = first_name.setdefault(id(parameter), _join(prefix, key))
                     self.trainable.add(name)
                     self._places.setdefault(name, []).append((owner._parameters, key))
+                elif parameter is not None:
+                    self.fixed.append(parameter)
             for key, buffer in owner._buffers.items():
                 if buffer is not None and key not in owner._non_persistent_buffers_set:
                     self._places.setdefault(_join(prefix, key), []).append((owner._buffers, key))
+                elif buffer is not None:
+                    self.fixed.append(buffer)
         self.layouts = {name: torch.empty_like(tensor, device="meta") for name, tensor in self.tensors().items()}
 
     def tensors(self) -> Tensors:

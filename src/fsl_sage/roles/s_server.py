@@ -1,37 +1,26 @@
 """The S-server: holds the server-side model, learns from uploads, and aligns the auxiliaries."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fsl_sage.alignment.dataset import AlignmentData, Upload, batches
-from fsl_sage.alignment.fidelity import CLIENTS, SAMPLES, Fidelity, fidelity, mean
-from fsl_sage.alignment.matching import UnusableError, align, alignment_optimizer
+from fsl_sage.alignment.dataset import AlignmentData, Upload
+from fsl_sage.alignment.fidelity import CLIENTS, SAMPLES, Fidelity, mean
 from fsl_sage.alignment.passes import Smash, gradients_of, leaves
-from fsl_sage.config import AlignmentConfig
-from fsl_sage.models.norm import recalibrated, untouched_statistics
+from fsl_sage.models.norm import untouched_statistics
 from fsl_sage.roles.averaging import RULES
+from fsl_sage.roles.footprint import Footprint, Meter, held_by, static_bytes
 from fsl_sage.roles.protocols import Parts, SServerRole
 from fsl_sage.roles.replica import Replica
 from fsl_sage.roles.schedule import Schedule
+from fsl_sage.roles.server_jobs import POOLED, Aligned, Alignment, SpreadOver, align_one, fidelity_one, recalibrate
 from fsl_sage.roles.work import Settings, Workbench, boundary, mean_loss
-from fsl_sage.seeding import generator, numpy_generator
-from fsl_sage.wire.message import AUXILIARY, Message, Tensors
+from fsl_sage.seeding import numpy_generator
+from fsl_sage.wire.message import AUXILIARY, Message, Tensors, nbytes
 from fsl_sage.wire.paths import below, by_client, flat
-
-Job = Callable[[Workbench, Settings, Any, Any], Any]
-"""A plain function of a worker's modules, the settings, what all calls share, and one item; it may run anywhere."""
-
-SpreadOver = Callable[[Job, Any, Sequence[Any]], list[Any]]
-"""Calls a job with what is shared and each item, side by side where there are workers; results in order."""
-
-
-POOLED = -1
-"""Stands in the place of a client's number for the one auxiliary of all clients."""
 
 
 class SServer(SServerRole):
@@ -51,6 +40,8 @@ class SServer(SServerRole):
         self._spread = spread
         self.client_weights = client_weights
         self._lr: Schedule = settings.server_schedule()
+        self._meter = Meter()
+        self._most_static = 0
         self._start()
 
     def _start(self) -> None:
@@ -98,7 +89,7 @@ class SServer(SServerRole):
         """
         replica = self._copy(client) if own_copy else self._model
         gradients = self._pass(replica, client, smashed, cut_gradient=cut_gradient)
-        replica.step(self._lr(self.round, int(smashed.values["step"])))
+        self._step(replica, int(smashed.values["step"]))
         return gradients
 
     def join(self, client: int, smashed: Message, share: float) -> Smash:
@@ -111,7 +102,12 @@ class SServer(SServerRole):
 
     def step(self, step: int) -> None:
         """One optimizer step on all that was joined; `step` is the local step that the learning rate goes by."""
-        self._model.step(self._lr(self.round, step))
+        self._step(self._model, step)
+
+    def _step(self, replica: Replica, step: int) -> None:
+        self._meter.found_gradients([replica])
+        replica.step(self._lr(self.round, step))
+        self._meter.end()
 
     def terms(self, smashed: Message) -> int:
         """The number of loss terms over which the mean loss of an upload is taken."""
@@ -146,7 +142,7 @@ class SServer(SServerRole):
         if replica is not self._copies.get(client):
             self._model.take_gradients(replica)
             replica = self._model
-        replica.step(self._lr(self.round, int(gradients.values["step"])))
+        self._step(replica, int(gradients.values["step"]))
         return gradients_of(inputs)
 
     def join_backward(self, client: int, gradients: Message, share: float) -> Smash:
@@ -210,6 +206,7 @@ class SServer(SServerRole):
             if self._settings.config.on_client_failure == "drop":  # a client that fails is back with what it had
                 state = {path: tensor.clone() for path, tensor in state.items()}
             copy.load_optimizer_state(state)
+            self._meter.holds(held_by([copy]))
             self._copies[client] = copy
         return self._copies[client]
 
@@ -220,16 +217,19 @@ class SServer(SServerRole):
         self._open.pop(client, None)
 
     def average_copies(self) -> None:
-        """Put the average of the clients' own server-side models in their place; their optimizer states stay theirs.
+        """Put the average of the clients' own server-side models in their place.
 
-        It is made by the F-server's rule: who chose one against poisoned clients means these copies too.
+        Their optimizer states stay theirs, or are forgotten (--client-optimizer). The average is made by the F-server's
+        rule: who chose one against poisoned clients means these copies too.
         """
+        self._most_static = max(self._most_static, self._static_bytes())
         clients = sorted(self._copies)
         states = [self._copies[client].weights() for client in clients]
         rule = RULES[self._settings.config.averaging.rule]
         self.set_weights(rule(states, [self.client_weights[client] for client in clients], self._model.weights()))
-        for client in clients:
-            self._copy_optimizers[client] = self._copies.pop(client).optimizer_state()
+        if self._settings.keeps_optimizers:
+            self._copy_optimizers |= {client: self._copies[client].optimizer_state() for client in clients}
+        self._copies.clear()
 
     def weights(self) -> Tensors:
         """The server-side model x_s."""
@@ -270,16 +270,16 @@ class SServer(SServerRole):
             items = [self._alignment(POOLED, [upload for client in clients for upload in self.alignment[client]])]
         else:
             items = [self._alignment(client, list(self.alignment[client])) for client in clients]
-        results = self._spread(_align_one, (self.round, self.weights()), items)
+        results = self._spread(align_one, (self.round, self.weights()), items)
         self._seen |= set(clients)
         for item, result in zip(items, results, strict=True):
             yield from self._take_over(item.client, result)
 
-    def _alignment(self, client: int, uploads: list[Upload]) -> "_Alignment":
+    def _alignment(self, client: int, uploads: list[Upload]) -> Alignment:
         start = self._auxiliary if client == POOLED else self.auxiliary_of(client)
-        return _Alignment(client, start, self._alignment_optimizers.get(client, {}), uploads)
+        return Alignment(client, start, self._alignment_optimizers.get(client, {}), uploads)
 
-    def _take_over(self, client: int, result: "_Aligned | str") -> Iterator[tuple[int, Message]]:
+    def _take_over(self, client: int, result: Aligned | str) -> Iterator[tuple[int, Message]]:
         if isinstance(result, str):
             self.skipped["pooled" if client == POOLED else str(client)] = result
             return
@@ -302,15 +302,33 @@ class SServer(SServerRole):
         draw = numpy_generator(self._settings.config.seed, "fidelity", round=self.round)
         drawn = sorted(draw.permutation(clients)[:CLIENTS].tolist())
         items = [(self.auxiliary_of(client), self.alignment[client].newest().last(SAMPLES)) for client in drawn]
-        return mean(self._spread(_fidelity_one, self.weights(), items)) if items else None
+        return mean(self._spread(fidelity_one, self.weights(), items)) if items else None
 
     def recalibrated(self) -> Tensors:
         """The server-side model with BatchNorm statistics estimated anew from the stored uploads."""
         uploads = [upload for _, data in sorted(self.alignment.items()) for upload in data]
-        (tensors,) = self._spread(_recalibrate, self.weights(), [uploads])
+        (tensors,) = self._spread(recalibrate, self.weights(), [uploads])
         return tensors
 
     # What is told
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """While an algorithm's code runs at the S-server; its first step, up to the optimizer's, is measured."""
+        with self._meter.watching():
+            self._meter.begin(held_by([self._model]))
+            yield
+
+    def footprint(self) -> Footprint | None:
+        """What that step took; None if there was none. The static bytes are those of all server-side models."""
+        if not self._meter.is_done:
+            return None
+        static = max(self._most_static, self._static_bytes())
+        return Footprint(static, self._meter.working_bytes, self._meter.flops)
+
+    def _static_bytes(self) -> int:
+        apart = [state for client, state in self._copy_optimizers.items() if client not in self._copies]
+        return static_bytes([self._model, *self._copies.values()], self._meter.gradient_bytes) + sum(map(nbytes, apart))
 
     def take_loss(self) -> float | None:
         """The mean loss of the steps since the last call; None if there were none."""
@@ -358,63 +376,3 @@ class SServer(SServerRole):
         for client, tensors in by_client(below("alignment/", state)).items():
             self.alignment[client] = AlignmentData(self._settings.config.alignment.samples)
             self.alignment[client].load_state(tensors)
-
-
-class _Alignment(NamedTuple):
-    """One auxiliary that is to be aligned."""
-
-    client: int
-    """Whose it is, or POOLED."""
-    start: Tensors
-    optimizer: Tensors
-    """The optimizer's state that the alignment before has left; empty: a new one."""
-    uploads: Sequence[Upload]
-
-
-class _Aligned(NamedTuple):
-    """An aligned auxiliary, and the optimizer's state where it is kept."""
-
-    auxiliary: Tensors
-    optimizer: Tensors
-
-
-def _align_one(
-    workbench: Workbench, settings: Settings, shared: tuple[int, Tensors], item: _Alignment
-) -> _Aligned | str:
-    """Align one auxiliary; shared are the round and the server-side model. Returns why, where that is not possible."""
-    t, model = shared
-    config: AlignmentConfig = settings.config.alignment
-    server = Replica(workbench.slots["server"], model, None)
-    start = _overlay(item.start, server.slots.frozen() | model) if config.start == "server" else item.start
-    auxiliary = Replica(workbench.slots["auxiliary"], start, partial(alignment_optimizer, config))
-    auxiliary.load_optimizer_state({path: tensor.clone() for path, tensor in item.optimizer.items()})
-    order = generator(settings.config.seed, "alignment", item.client, t)
-    try:
-        align(auxiliary.module(), server.module(), item.uploads, settings.passes, config, order, auxiliary.optimizer)
-    except UnusableError as error:
-        return str(error)
-    return _Aligned(auxiliary.weights(), auxiliary.optimizer_state() if config.optimizer_state == "kept" else {})
-
-
-@torch.no_grad()
-def _recalibrate(workbench: Workbench, settings: Settings, model: Tensors, uploads: Sequence[Upload]) -> Tensors:
-    """The model with BatchNorm statistics of these uploads, in batches as the alignment takes them."""
-    server = Replica(workbench.slots["server"], {name: tensor.clone() for name, tensor in model.items()}, None)
-    with recalibrated(server.module()) as module, settings.passes.autocast():
-        for batch in batches(uploads, settings.config.alignment.batch_size):
-            module(*batch.z)
-    return server.weights()
-
-
-def _fidelity_one(
-    workbench: Workbench, settings: Settings, model: Tensors, item: tuple[Tensors, Upload]
-) -> Fidelity | None:
-    """The fidelity of one auxiliary to the server-side model, on one upload."""
-    auxiliary = Replica(workbench.slots["auxiliary"], item[0], None)
-    server = Replica(workbench.slots["server"], model, None)
-    return fidelity(auxiliary.module(), server.module(), item[1], settings.passes)
-
-
-def _overlay(tensors: Tensors, other: Tensors) -> Tensors:
-    """`tensors` with those of `other` that have the same name and shape."""
-    return {n: other[n] if n in other and other[n].shape == x.shape else x for n, x in tensors.items()}

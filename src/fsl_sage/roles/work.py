@@ -67,6 +67,11 @@ class Settings:
         """Passes through what stands behind the cut."""
         return Passes(self.task, self.device, self.config.precision)
 
+    @property
+    def keeps_optimizers(self) -> bool:
+        """Whether the optimizers of clients, and of their own copies of the server part, outlast a round."""
+        return self.config.client_optimizer == "keep"
+
     def optimizer_of(self, part: str) -> MakeOptimizer:
         """The optimizer of a part, at a client or the S-server; the learning rate comes with each step."""
         config = self.config.optimizer

@@ -90,6 +90,17 @@ def test_a_batch_gives_what_transformers_gives_for_each_text_alone(config):
     assert all(weight.requires_grad for weight in model.bert.encoder.parameters())
 
 
+def test_a_subset_is_the_same_wherever_the_file_lies(config, tmp_path):
+    (tmp_path / "far").mkdir()
+    elsewhere = f"jsonl:{save_texts(tmp_path / 'far' / 'other.jsonl', 60)}"
+    here, there, seeded = (
+        make_problem(from_dict({"seed": seed, "data": {"train_images": 9, **name}}, config)).data.train
+        for seed, name in ((0, {}), (0, {"name": elsewhere}), (1, {}))
+    )
+    assert torch.equal(here.tokens, there.tokens)
+    assert not torch.equal(here.tokens, seeded.tokens)
+
+
 @pytest.mark.parametrize("algorithm", ["fsl-sage", "cse-fsl", "fedavg"])
 def test_it_is_trained_and_costs_what_was_said(config, algorithm):
     config = replace(config, algorithm=algorithm)

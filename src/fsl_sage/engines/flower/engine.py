@@ -81,14 +81,17 @@ class FlowerEngine(Engine):
         reports = {
             client: report
             for client in sorted(answers)
-            if (report := self._inspect(t, client, nodes[client], answers[client])) is not None
+            if (report := self._inspect(t, client, nodes[client], answers[client], delivery.measured)) is not None
         }
         self._require(t, clients, len(reports), "answered")
         self._learn(t, reports, link)
         for client in reports:
             self._has[client] = held
             self._last[client] = t
-        return [Update(client, report.parts, report.losses, report.extra) for client, report in reports.items()]
+        return [
+            Update(client, report.parts, report.losses, report.extra, report.footprint)
+            for client, report in reports.items()
+        ]
 
     def _learn(self, t: int, reports: Mapping[int, Report], link: Link) -> None:
         """The S-server takes all uploads of the round, in the configured order."""
@@ -147,15 +150,18 @@ class FlowerEngine(Engine):
             mail=mail,
             extra=delivery.extra,
             foundation=self._laying.block if client not in self._has and not self._laying.comes_first else None,
+            measured=client == delivery.measured,
         )
         return FlowerMessage(assignment.content(), node, kind, ttl=self._rules.timeout + GRACE, group_id=str(t))
 
-    def _inspect(self, t: int, client: int, node: int, answer: FlowerMessage | str) -> Report | None:
+    def _inspect(
+        self, t: int, client: int, node: int, answer: FlowerMessage | str, measured: int | None
+    ) -> Report | None:
         if isinstance(answer, str):
             self._note("failures", client, answer)
             return None
         try:
-            return self._inspector.inspect(answer.content, t, client)
+            return self._inspector.inspect(answer.content, t, client, measured=client == measured)
         except RejectedError as error:
             self._note("rejected", client, f"node {node}: {error}")
             return None

@@ -8,16 +8,17 @@ right ones.
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import RecordDict
 from torch import Tensor
 
 from fsl_sage.engines.dry import DryEngine
 from fsl_sage.engines.flower.contents import ABOUT, TENSORS, Report, unpack
 from fsl_sage.engines.flower.courier import printable
+from fsl_sage.roles.footprint import Footprint
 from fsl_sage.wire.message import LABELS, Message, Tensors, nbytes
 
 HEADER_BYTES = 512
@@ -26,6 +27,10 @@ HEADER_BYTES = 512
 
 LARGEST = 1e9
 """No activation, weight or loss of an honest client is larger; squares and sums of such numbers stay finite."""
+STEP = tuple(f"step/{field.name}" for field in fields(Footprint))
+"""How a report says what the client's first step took."""
+MOST_OF_A_STEP = 10**18
+"""No step of a client takes more bytes or operations."""
 MOST_BATCHES = 10**9
 """No layer of BatchNorm has counted more batches."""
 
@@ -49,25 +54,30 @@ class Inspector:
         )
         """Where texts of other lengths may come: by its shapes, which dimensions go by the length."""
 
-    def inspect(self, content: RecordDict, t: int, client: int) -> Report:
-        """The report of this client on this round, or a RejectedError."""
+    def inspect(self, content: RecordDict, t: int, client: int, *, measured: bool = False) -> Report:
+        """The report of this client on this round, or a RejectedError.
+
+        With `measured` it was asked what its first step took, and may say so.
+        """
         try:
-            return self._inspect(content, t, client)
+            return self._inspect(content, t, client, measured)
         except RejectedError:
             raise
         except Exception as error:  # a reply can be strange in ways that nobody has thought of
             raise RejectedError(f"it cannot be read ({type(error).__name__})") from None
 
-    def _inspect(self, content: RecordDict, t: int, client: int) -> Report:
+    def _inspect(self, content: RecordDict, t: int, client: int, measured: bool) -> Report:
         expected = self._expected(self._dry, t, client)
         if set(content) != {ABOUT, TENSORS}:
             raise RejectedError(f"it has the records {_some(content)} instead of '{ABOUT}' and '{TENSORS}'")
         if set(content.array_records) != {TENSORS} or set(content.config_records) != {ABOUT}:
             raise RejectedError(f"its records '{ABOUT}' and '{TENSORS}' are not of the types that were asked for")
-        losses = _check_about(content.config_records[ABOUT], expected)
+        about = dict(content.config_records[ABOUT])
+        step = {key: about.pop(key) for key in STEP if measured and set(STEP) <= about.keys()}
+        losses = _check_about(about, expected)
         shorter = None if self._shorter is None else self._expected(self._shorter, t, client).tensors()
         tensors = self._check_tensors(content, expected.tensors(), shorter)
-        report = Report.of_tensors(self.run, t, client, losses, tensors)
+        report = Report.of_tensors(self.run, t, client, losses, tensors, _check_step(step))
         for upload in report.uploads:
             self._check_target(upload)
         return report
@@ -137,7 +147,15 @@ def _lengths_given(
     return shapes
 
 
-def _check_about(about: ConfigRecord, expected: Report) -> dict[str, float]:
+def _check_step(step: Mapping[str, Any]) -> Footprint | None:
+    """What a client says that its first step took."""
+    for name, value in step.items():
+        if type(value) is not int or not 0 <= value <= MOST_OF_A_STEP:
+            raise RejectedError(f"its {name} is {printable(str(value), 60)}")
+    return Footprint(*step.values()) if step else None
+
+
+def _check_about(about: Mapping[str, Any], expected: Report) -> dict[str, float]:
     """The losses that a report says it is about, if it is about the right round."""
     for name in ("run", "round", "client"):
         said, wanted = about.get(name), getattr(expected, name)

@@ -20,7 +20,8 @@ from fsl_sage.engines.ray.pool import Pool, UnpreparedError
 from fsl_sage.engines.server import HostedServer
 from fsl_sage.engines.worker import Conversation, Worker, copied
 from fsl_sage.roles.protocols import Parts, Update
-from fsl_sage.roles.s_server import Job, SServer
+from fsl_sage.roles.s_server import SServer
+from fsl_sage.roles.server_jobs import Job
 from fsl_sage.roles.work import Workbench
 from fsl_sage.wire.ledger import Entry, Ledger
 from fsl_sage.wire.link import Link
@@ -28,9 +29,9 @@ from fsl_sage.wire.message import Message, Tensors
 
 MIB = 2**20
 
-Common = tuple[Parts, Mapping[str, Tensors], frozenset[int]]
-"""What all clients of a round get: the averaged weights by part, what the F-server sends along by kind, and for which
-clients these weights are new after an absence."""
+Common = tuple[Parts, Mapping[str, Tensors], frozenset[int], int | None]
+"""What all clients of a round get: the averaged weights by part, what the F-server sends along by kind, for which
+clients these weights are new after an absence, and whose first step is measured."""
 
 
 class WorkerActor:
@@ -99,9 +100,9 @@ class WorkerActor:
         return job(self._worker.workbench, self._worker.setup.settings, shared, item)
 
     def _delivery(self, common: Common, mail: Mapping[int, Any]) -> Delivery:
-        received, extra, renewed = common
+        received, extra, renewed, measured = common
         received, extra, mail = to_device((received, extra, mail), self._device)
-        return Delivery(received, mail, extra, renewed)
+        return Delivery(received, mail, extra, renewed, measured)
 
     def _own(self, state: Tensors) -> Tensors:
         # What came through the object store is shared, and a client's optimizer writes on its state.

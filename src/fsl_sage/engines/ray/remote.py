@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fsl_sage.alignment.fidelity import Fidelity
 from fsl_sage.engines.base import Server
+from fsl_sage.roles.footprint import Footprint
 from fsl_sage.wire.message import Message, Tensors
 
 
@@ -34,6 +35,11 @@ class RemoteServer(Server):
     def fidelity(self, *, seen: bool = False) -> Fidelity | None:
         """On a few clients' newest uploads."""
         found: Fidelity | None = self._call("ask", "fidelity", seen=seen)
+        return found
+
+    def footprint(self) -> Footprint | None:
+        """Of the first step."""
+        found: Footprint | None = self._call("ask", "footprint")
         return found
 
     def take_loss(self) -> float | None:

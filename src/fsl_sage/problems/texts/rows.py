@@ -10,7 +10,7 @@ import numpy as np
 
 from fsl_sage.config import Config
 from fsl_sage.errors import InputError
-from fsl_sage.problems.sampling import balanced_indices, stratified_indices
+from fsl_sage.problems.sampling import stratified_indices, subset
 from fsl_sage.problems.saved import open_saved
 from fsl_sage.reading import short
 from fsl_sage.seeding import numpy_generator
@@ -188,27 +188,24 @@ def divided(
     return Rows(name, kind, train, [rows[place] for place in sorted(chosen)], names)
 
 
-def choose(rows: Sequence[Row], kind: Kind, count: int | None, least: int, what: str, seed: int) -> list[Row]:
-    """`count` of the rows, balanced over their labels; all if that is None."""
-    if count is None:
-        return list(rows)
-    if not least <= count <= len(rows):
-        raise InputError(f"{count} {what} were asked for: there can be {least} to {len(rows)}")
-    return [
-        rows[place]
-        for place in balanced_indices(_groups(kind, rows), count, numpy_generator(seed, f"subset of the {what}"))
-    ]
+def choose(rows: Rows, config: Config) -> tuple[list[Row], list[Row]]:
+    """The training rows and the test rows that a configuration asks for, balanced over their labels."""
+
+    def chosen(found: list[Row], count: int | None, least: int, what: str) -> list[Row]:
+        if count is None:
+            return found
+        drawn = subset(_groups(rows.kind, found), count, least, what, rows.name, config.seed)
+        return [found[place] for place in drawn]
+
+    return (
+        chosen(rows.train, config.data.train_images, 2, "training texts"),
+        chosen(rows.test, config.data.test_images, 1, "test texts"),
+    )
 
 
 def chosen_rows(rows: Rows, config: Config) -> Rows:
     """As many of both sets as the configuration asks for."""
-    train, test = (
-        choose(own, rows.kind, count, least, f"{what} of {rows.name}", config.seed)
-        for what, own, count, least in (
-            ("training texts", rows.train, config.data.train_images, 2),
-            ("test texts", rows.test, config.data.test_images, 1),
-        )
-    )
+    train, test = choose(rows, config)
     return replace(rows, train=train, test=test)
 
 
