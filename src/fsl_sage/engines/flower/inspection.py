@@ -73,7 +73,8 @@ class Inspector:
         if set(content.array_records) != {TENSORS} or set(content.config_records) != {ABOUT}:
             raise RejectedError(f"its records '{ABOUT}' and '{TENSORS}' are not of the types that were asked for")
         about = dict(content.config_records[ABOUT])
-        step = {key: about.pop(key) for key in STEP if measured and set(STEP) <= about.keys()}
+        told = measured and set(STEP) <= about.keys()
+        step = {key: about.pop(key) for key in STEP if told}
         losses = _check_about(about, expected)
         shorter = None if self._shorter is None else self._expected(self._shorter, t, client).tensors()
         tensors = self._check_tensors(content, expected.tensors(), shorter)
