@@ -1,6 +1,6 @@
 """From a configuration and its problem to what an engine starts from: parts, weights, settings."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -16,12 +16,12 @@ from fsl_sage.experiment.client_cuts import client_cuts
 from fsl_sage.models import MODELS, statistics_names
 from fsl_sage.problems.base import Problem, example_shapes
 from fsl_sage.problems.make import make_dry_problem, make_problem
-from fsl_sage.problems.parts import META, build_decoder, build_parts, build_parts_at
+from fsl_sage.problems.parts import META, build_decoder, build_held, build_parts, build_parts_at
 from fsl_sage.roles.client import local_batch_sizes
 from fsl_sage.roles.f_server import client_weights
 from fsl_sage.roles.replica import Slots
 from fsl_sage.roles.work import Settings, draws_in_forward
-from fsl_sage.split import crossing_tensors
+from fsl_sage.split import SplitPlan, crossing_tensors
 from fsl_sage.wire.codecs import Codecs
 
 
@@ -65,6 +65,44 @@ def make_dry_setup(config: Config, problem: Problem | None = None, counts: Seque
     modules = _shape_parts(model_alone, problem, MODELS.get(config.model.name))
     modules = _with_decoder(config, problem, modules, META)
     return _assemble(config, problem, modules, examples, META)
+
+
+def make_site_setup(
+    config: Config,
+    problem: Problem,
+    counts: Sequence[int],
+    plan: SplitPlan,
+    put_in: Callable[[Mapping[str, nn.Module], torch.device], None],
+) -> Setup:
+    """What the client of a site starts from: the parts that it holds, and nothing of the others.
+
+    Args:
+        config: What the run is given.
+        problem: The site's own examples.
+        counts: For each client the number of its examples.
+        plan: Where the server has cut the model.
+        put_in: Puts the fixed tensors into the parts.
+
+    The weights in `initial` are shapes: they come with the site's messages.
+    """
+    device = check_config(config)
+    examples = [torch.arange(count) for count in counts]
+    modules = build_held(config, problem, plan, make_algorithm(config).holds, device)
+    modules = _with_decoder(config, problem, modules, META)
+    put_in(modules, device)
+    return _assemble(config, problem, modules, examples, device)
+
+
+def check_structure(setup: Setup, shapes: Setup) -> None:
+    """Refuse a model whose parts are others when they are built without weights, as sites build them."""
+    for part, tensors in setup.initial.items():
+        with_data, without = ({n: x.shape for n, x in own.items()} for own in (tensors, shapes.initial[part]))
+        if with_data != without:
+            names = sorted(name for name in {**with_data, **without} if with_data.get(name) != without.get(name))
+            raise InputError(
+                f"The {part} part of {setup.settings.config.model.name} is another one when it is built on torch's "
+                f"meta device, as sites do: {names[0]} differs. Its constructor must not depend on weights' values."
+            )
 
 
 @lru_cache(maxsize=16)  # the same for all algorithms and partitions that `cost` or a grid asks for
