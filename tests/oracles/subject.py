@@ -104,7 +104,7 @@ def _found(federation: Federation, engine: LocalEngine) -> Found:
     decoders = _next_parts(federation, "decoder") if "decoder" in setup.algorithm.holds else {}
     return Found(
         weights.get("client", {}),
-        weights["server"],
+        engine.server.weights() or weights["server"],  # where clients have cuts of their own, from the shallowest on
         auxiliaries,
         books,
         clients=_next_parts(federation, "client"),
@@ -116,10 +116,14 @@ def _found(federation: Federation, engine: LocalEngine) -> Found:
 
 def _next_parts(federation: Federation, part: str) -> dict[int, Tensors]:
     """By client: the weights of a part that it would start the next round with."""
-    post, newest = federation.post, federation.weights().get(part, federation.setup.initial[part])
+    post, setup = federation.post, federation.setup
+    newest = federation.weights().get(part, setup.initial[part])
     own = {client: parts.get(part, {}) for client, parts in federation.engine.local_tensors().items()}
     return {
-        client: {**newest, **(own.get(client, {}) if version == post.version else {})}
+        client: {
+            **{name: newest[name] for name in setup.initial_of(client, part)},
+            **(own.get(client, {}) if version == post.version else {}),
+        }
         for client, version in enumerate(post.has)
     }
 

@@ -155,7 +155,7 @@ class FSLSAGE(Algorithm):
 
 @dataclass(frozen=True)
 class LazyFSLSAGEOptions(FSLSAGEOptions):
-    """Those of FSL-SAGE."""
+    """The options of FSL-SAGE."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

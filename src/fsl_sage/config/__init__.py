@@ -13,6 +13,7 @@ from fsl_sage.config.fields import (
     OptimizerConfig,
     brings_modules,
     default_config,
+    require_config,
 )
 from fsl_sage.config.own_options import GivenOptions, all_options, defaults_of, given_options
 from fsl_sage.config.plain import (
@@ -63,6 +64,7 @@ __all__ = [
     "option",
     "preset_names",
     "read_preset",
+    "require_config",
     "respelled",
     "to_dict",
 ]

@@ -13,13 +13,14 @@ from torch import Tensor, nn
 
 from fsl_sage.alignment.fidelity import Fidelity
 from fsl_sage.alignment.passes import Smash
-from fsl_sage.engines.base import Delivery, Engine, Replies, Setup, advance, coded_update, sent_along
+from fsl_sage.engines.base import Delivery, Engine, Replies, Setup, advance, begun, coded_update, sent_along
 from fsl_sage.engines.server import HostedServer, NoServer
 from fsl_sage.optimizers import state_shapes
 from fsl_sage.problems.base import Batch
 from fsl_sage.roles.client import chosen_steps, local_batch_sizes, local_order
 from fsl_sage.roles.footprint import Footprint
 from fsl_sage.roles.protocols import ClientRole, Parts, SServerRole, Update
+from fsl_sage.roles.replica import Slots
 from fsl_sage.roles.s_server import aligned_auxiliary
 from fsl_sage.roles.work import boundary
 from fsl_sage.split import boundary_shapes
@@ -51,8 +52,11 @@ class Outputs:
 class DryEngine(Engine):
     """Modules and tensors on the meta device: shapes without numbers."""
 
-    def __init__(self, setup: Setup, smashed: dict[Shapes, Smash] | None = None) -> None:
-        """`smashed`, by the inputs' shapes, is filled; setups that differ in the algorithm alone may share it."""
+    def __init__(self, setup: Setup, smashed: dict[tuple[str, Shapes], Smash] | None = None) -> None:
+        """`smashed`, by the client's own cut and the inputs' shapes, is filled.
+
+        Setups that differ in the algorithm alone may share it.
+        """
         self.setup = setup
         self.outputs = Outputs(setup)
         has_s_server = setup.algorithm.has_s_server
@@ -66,7 +70,7 @@ class DryEngine(Engine):
         """Every client's local round, step by step together; the contents of replies are made up."""
         self._server.begin(t)
         players = {id: DryClient(id, self, delivery, self._extras.setdefault(id, {})) for id in clients}
-        rounds = {id: self.setup.algorithm.local_round(player, t) for id, player in players.items()}
+        rounds = {id: begun(self.setup.algorithm, player, t) for id, player in players.items()}
         ends = {id: self._end(t, player) for id, player in players.items()}
         replies: Replies = dict.fromkeys(clients)
         while replies:
@@ -82,17 +86,18 @@ class DryEngine(Engine):
         """What a client that does not wait uploads in round t, as shapes."""
         client = DryClient(id, self, Delivery(self.setup.initial, {}))
         end = self._end(t, client)
-        return [_sent(upload, client, end) for upload in self.setup.algorithm.local_round(client, t)]
+        return [_sent(upload, client, end) for upload in begun(self.setup.algorithm, client, t)]
 
     def update(self, t: int, id: int) -> Update:
         """What a client brings to the F-server after round t, as shapes."""
         return self._update(t, DryClient(id, self, Delivery(self.setup.initial, {})))
 
     def _update(self, t: int, client: "DryClient") -> Update:
-        settings, initial, algorithm = self.setup.settings, self.setup.initial, self.setup.algorithm
-        parts = {part: settings.travelling(part, initial[part]) for part in algorithm.averaged_in(t)}
-        update = Update(client.id, parts, extra=sent_along(self.setup, client, t))
-        return coded_update(self.setup, self._end(t, client), update, {})
+        setup = self.setup
+        own = {part: setup.initial_of(client.id, part) for part in setup.algorithm.averaged_in(t)}
+        parts = {part: setup.settings.travelling(part, tensors) for part, tensors in own.items()}
+        update = Update(client.id, parts, extra=sent_along(setup, client, t))
+        return coded_update(setup, self._end(t, client), update, {})
 
     def _end(self, t: int, client: "DryClient") -> ClientEnd:
         return ClientEnd(self.setup.settings.codecs, client.id, t, {}, len(client.examples))
@@ -116,13 +121,14 @@ class DryEngine(Engine):
     def _batch(self, indices: Tensor) -> Batch:
         return self.setup.settings.task.training_batch(indices, torch.Generator())
 
-    def smashed(self, batch: Batch) -> Smash:
-        """The boundary tensors of a batch, as shapes."""
+    def smashed(self, client: int, batch: Batch) -> Smash:
+        """The boundary tensors of a client's batch, as shapes."""
         inputs = batch.inputs if isinstance(batch.inputs, Mapping) else {"": batch.inputs}
-        key = tuple(tensor.shape for tensor in inputs.values())
+        cut = self.setup.cuts[client] if self.setup.cuts else ""
+        key = cut, tuple(tensor.shape for tensor in inputs.values())
         if key not in self._smashed:
             with self.setup.settings.passes.autocast():
-                self._smashed[key] = boundary_shapes(self.setup.modules["client"], batch.inputs)
+                self._smashed[key] = boundary_shapes(self.setup.held_by(client)["client"], batch.inputs)
         return self._smashed[key]
 
     def trained_weights(self, t: int) -> int:
@@ -183,7 +189,7 @@ class DryClient(ClientRole):
 
     def forward(self, batch: Batch) -> Smash:
         """The boundary of a batch."""
-        return self._engine.smashed(batch)
+        return self._engine.smashed(self.id, batch)
 
     def output(self, part: str, *inputs: Tensor) -> Any:
         """What the part's module gives for shapes."""
@@ -245,7 +251,8 @@ class DryClient(ClientRole):
     def parameters(self, part: str) -> Mapping[str, Tensor]:
         """Shapes of the trained weights, with gradients of the same shapes."""
         setup = self._engine.setup
-        named = {name: p for name, p in setup.modules[part].named_parameters() if name in setup.initial[part]}
+        own = setup.held_by(self.id)[part].named_parameters()
+        named = {name: p for name, p in own if name in setup.initial[part]}
         return {name: _with_gradient(parameter) for name, parameter in named.items() if parameter.requires_grad}
 
     def replace(self, part: str, tensors: Tensors) -> None:
@@ -280,6 +287,7 @@ class DrySServer(SServerRole):
         self._config = setup.settings.config
         self._initial = setup.initial
         self._module = setup.modules["server"]
+        self._weights = Slots(setup.at_s_server()["server"]).tensors() if setup.cuts else setup.initial["server"]
         self._open: dict[int, Smash] = {}
         self._kept: dict[int, list[Message]] = {}
         self._outputs = Outputs(setup)
@@ -375,9 +383,12 @@ class DrySServer(SServerRole):
     def set_auxiliary(self, tensors: Tensors) -> None:
         """Sizes stay."""
 
+    def set_weights(self, tensors: Tensors) -> None:
+        """Shapes stay."""
+
     def weights(self) -> Tensors:
         """Shapes."""
-        return self._initial["server"]
+        return dict(self._weights)
 
     def recalibrated(self) -> Tensors:
         """Shapes."""

@@ -36,8 +36,9 @@ class HostedServer(Server):
     @classmethod
     def training(cls, setup: Setup, spread: SpreadOver) -> "HostedServer":
         """One that computes; `spread` shares out what may be done side by side."""
-        bench = Workbench({"server": setup.modules["server"]})
-        return cls(setup, SServer(setup.settings, bench, setup.initial, setup.client_weights, spread))
+        bench = Workbench(setup.at_s_server())
+        initial = {**setup.initial, "server": bench.slots["server"].tensors()} if setup.cuts else setup.initial
+        return cls(setup, SServer(setup.settings, bench, initial, setup.client_weights, spread, setup.cuts))
 
     def begin(self, t: int) -> None:
         """Round t starts, or another group of its clients."""
@@ -66,6 +67,11 @@ class HostedServer(Server):
     def set_auxiliary(self, tensors: Tensors) -> None:
         """An auxiliary that the F-server has averaged."""
         self.role.set_auxiliary(tensors)
+
+    def take(self, tensors: Tensors) -> None:
+        """Weights that the F-server has averaged."""
+        own = self.role.weights()
+        self.role.set_weights({**own, **{name: x for name, x in tensors.items() if name in own}})
 
     def end_of_round(self, t: int) -> list[tuple[int, Message]]:
         """Alignment, where the algorithm has one, and what the S-server has left for clients during the round."""
@@ -123,6 +129,9 @@ class NoServer(Server):
 
     def set_auxiliary(self, tensors: Tensors) -> None:
         """Nobody to tell."""
+
+    def take(self, tensors: Tensors) -> None:
+        """No model."""
 
     def end_of_round(self, t: int) -> list[tuple[int, Message]]:
         """No messages."""

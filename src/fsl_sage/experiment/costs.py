@@ -28,7 +28,7 @@ def cost(config: Config, problem: Problem | None = None) -> dict[str, dict[str, 
     """
     kinds = {**ALGORITHMS, config.algorithm: find_algorithm(config.algorithm)}
     refuse_foreign(given_options(config.options), kinds)
-    smashed: dict[Shapes, Smash] = {}
+    smashed: dict[tuple[str, Shapes], Smash] = {}
     costs = {}
     for name in kinds:
         try:
@@ -44,7 +44,7 @@ def _as_algorithm(config: Config, name: str) -> Config:
     return replace(as_algorithm(config, name, find_algorithm(name).in_cost), rounds=2)
 
 
-def _cost(config: Config, smashed: dict[Shapes, Smash], problem: Problem | None) -> dict[str, Any]:
+def _cost(config: Config, smashed: dict[tuple[str, Shapes], Smash], problem: Problem | None) -> dict[str, Any]:
     make_algorithm(config)  # refuses, before anything slow, what it cannot run with
     setup = make_dry_setup(config, problem)
     federation = Federation(setup, DryEngine(setup, smashed))

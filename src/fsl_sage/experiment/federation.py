@@ -1,4 +1,4 @@
-"""The roles of a run together, and a round of theirs."""
+"""The roles of a run together, and the round that they play."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
@@ -53,7 +53,7 @@ class Federation:
 
     @property
     def ledger(self) -> Ledger:
-        """Every byte that has crossed."""
+        """Every byte that has travelled so far."""
         return self.link.ledger
 
     def play_round(self, t: int, cohort: Sequence[int]) -> dict[str, Any]:
@@ -77,7 +77,8 @@ class Federation:
         present = {update.client for update in updates}
         if averaged and not self.setup.algorithm.in_turn:
             # Those who begin the next round get the last average; the others get theirs when their turn comes.
-            self.post.broadcast(t, [client for client in turns[0] if client in present], self._newest(averaged))
+            for group in self._by_download(client for client in turns[0] if client in present):
+                self.post.broadcast(t, group, self._newest(averaged, group[0]))
         server = self.engine.server
         # 5. The S-server aligns, if it is time to.
         now("comparing the auxiliaries' gradients with the server's")
@@ -123,7 +124,8 @@ class Federation:
         if not group:
             return []
         now(f"training {len(group)} clients")
-        renewed = self.post.welcome(t, group, self._download())
+        groups = self._by_download(group)
+        renewed = frozenset().union(*(self.post.welcome(t, own, self._download(own[0])) for own in groups))
         updates = self.engine.train(t, group, self.delivery(group, renewed), self.link)
         for client in set(group) - {update.client for update in updates}:
             self.post.lost(client)
@@ -133,10 +135,22 @@ class Federation:
                 self.footprints.setdefault("client", update.footprint)
         return [self._brought(t, update) for update in updates]
 
+    def _by_download(self, clients: Iterable[int]) -> list[list[int]]:
+        """These clients in groups that get the same from the F-server: all, or each with a cut of its own alone."""
+        if self.setup.cuts:
+            return [[client] for client in clients]
+        return [group] if (group := list(clients)) else []
+
+    def _largest(self, clients: Iterable[int]) -> int | None:
+        """The first of these clients; where each has its own cut, the first of those with the deepest."""
+        depth = {cut: place for place, cut in enumerate(self.setup.at_cut)}
+        cuts = self.setup.cuts
+        return min(clients, key=lambda client: (-depth[cuts[client]] if cuts else 0, client), default=None)
+
     def delivery(self, clients: Iterable[int], renewed: frozenset[int] = frozenset()) -> Delivery:
         """What these clients get before their round."""
         mail = {client: self.post.waiting[client] for client in clients if client in self.post.waiting}
-        measured = None if "client" in self.footprints else min(clients, default=None)
+        measured = None if "client" in self.footprints else self._largest(clients)
         return Delivery(self.f_server.weights, mail, self.f_server.sends, renewed, measured)
 
     def _brought(self, t: int, update: Update) -> Update:
@@ -152,9 +166,12 @@ class Federation:
     def _average(self, updates: list[Update]) -> tuple[str, ...]:
         """Put the average in the place of the F-server's weights; returns the parts that it has."""
         held = known_weights(self.setup, self.f_server.weights, self.f_server.weights)
+        updates = self._completed(updates)
         averaged = self.setup.algorithm.aggregate(self.f_server, updates)
         self.f_server.take(averaged, updates)
         renewal = self._publish(averaged, held)
+        if self.setup.cuts and averaged:
+            self.engine.server.take(self.f_server.weights["client"])
         if "auxiliary" in averaged:
             self.engine.server.set_auxiliary(self.f_server.weights["auxiliary"])
         if averaged:
@@ -182,15 +199,42 @@ class Federation:
             arrays[kind] = {**arrays.get(kind, {}), **flat({part: sent.arrays})}
         return Renewal(changes, for_all)
 
-    def _newest(self, parts: Iterable[str]) -> Message:
-        """The averaged weights of these parts, by kind, with what the F-server sends along."""
-        return self._by_kind({part: self.f_server.weights[part] for part in parts}, self.f_server.sends)
+    def _completed(self, updates: list[Update]) -> list[Update]:
+        """Updates with all weights up to the deepest cut: for who has a shallower one, the S-server has trained them.
 
-    def _download(self) -> Download:
+        Nothing of this crosses the link of a client: F-server and S-server are on one side of it.
+        """
+        if not self.setup.cuts:
+            return updates
+        weights = self.engine.server.weights() or {}
+        return [
+            replace(update, parts={part: self._complete(own, weights) for part, own in update.parts.items()})
+            for update in updates
+        ]
+
+    def _complete(self, own: Tensors, at_s_server: Tensors) -> Tensors:
+        """A client's part with the S-server's copy of the layers that it lacks, in the model's order."""
+        return {name: own[name] if name in own else at_s_server[name] for name in self.setup.initial["client"]}
+
+    def _newest(self, parts: Iterable[str], client: int) -> Message:
+        """The averaged weights of these parts that a client holds, by kind, with what the F-server sends along."""
+        own = {part: self._held(client, part, self.f_server.weights[part]) for part in parts}
+        return self._by_kind(own, self.f_server.sends)
+
+    def _held(self, client: int, part: str, tensors: Tensors) -> Tensors:
+        """Of a part's weights those that a client holds."""
+        if not self.setup.cuts:
+            return tensors
+        return {name: tensors[name] for name in self.setup.initial_of(client, part)}
+
+    def _download(self, client: int) -> Download:
         algorithm, initial = self.setup.algorithm, self.setup.initial
-        held = {part: {**initial[part], **self.f_server.weights.get(part, {})} for part in algorithm.holds}
+        held = {
+            part: self._held(client, part, {**initial[part], **self.f_server.weights.get(part, {})})
+            for part in algorithm.holds
+        }
         return Download(
-            self._newest(algorithm.averaged),
+            self._newest(algorithm.averaged, client),
             self._by_kind(held, self.f_server.sends),
             self._frozen(algorithm.holds),
             algorithm.in_turn,
@@ -217,8 +261,8 @@ class Federation:
         """The global model by part; what clients keep local is not in it."""
         parts = dict(self.f_server.weights)
         server = self.engine.server.weights()
-        if server is not None:
-            parts["server"] = server
+        if server is not None:  # from the deepest cut on, where there are several
+            parts["server"] = {name: server[name] for name in self.setup.initial["server"]}
         return parts
 
     def newest_weights(self) -> dict[str, Tensors]:
@@ -230,6 +274,9 @@ class Federation:
         own = self.engine.local_tensors() if self._apart() else {}
         for part in self._apart():
             trained = {client: tensors for client, parts in own.items() if (tensors := parts[part])}
+            if trained and self.setup.cuts:
+                at_s_server = self.engine.server.weights() or {}
+                trained = {client: self._complete(tensors, at_s_server) for client, tensors in trained.items()}
             if trained:
                 counts = [self.setup.client_weights[client] for client in trained]
                 weights[part] = {**weights[part], **average(list(trained.values()), counts)}

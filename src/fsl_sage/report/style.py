@@ -60,7 +60,7 @@ def option_axis(path: str) -> str:
 
 
 def option_name(path: str) -> str:
-    """An option's name for people, no other's."""
+    """An option's name for people; no other option has it."""
     if path in _OPTIONS:
         return _OPTIONS[path]
     if "label" in (said := _said_of(path)):

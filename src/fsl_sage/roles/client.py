@@ -62,8 +62,9 @@ class Client(ClientRole):
         self._parts: dict[str, Replica] = {}
         self._corrected = tuple(part for part in averaged if part in trains)
         for part, tensors in initial.items():
-            weights = {**tensors, **received.get(part, {}), **self._own[part]}
-            replica = Replica(workbench.slots[part], weights, settings.optimizer_of(part) if part in trains else None)
+            slots = workbench.slots[part]
+            weights = {**tensors, **slots.only(received.get(part, {})), **self._own[part]}
+            replica = Replica(slots, weights, settings.optimizer_of(part) if part in trains else None)
             if part in trains and settings.keeps_optimizers:
                 replica.load_optimizer_state(below(f"optimizer/{part}/", state))
             self._parts[part] = replica

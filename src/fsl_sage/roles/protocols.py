@@ -229,7 +229,7 @@ class SServerRole(Protocol):
 
     @abstractmethod
     def join_backward(self, client: int, gradients: Message, share: float) -> Smash:
-        """The second half as a part of a joint step: what `join` is to `learn`."""
+        """The second half, as part of a joint step: it relates to `backward` as `join` does to `learn`."""
 
     @abstractmethod
     def output(self, *z: Tensor, leaves_trace: bool = True) -> Any:
@@ -293,6 +293,10 @@ class SServerRole(Protocol):
     @abstractmethod
     def set_auxiliary(self, tensors: Tensors) -> None:
         """An auxiliary that the F-server has averaged: every client's, until it gets one of its own."""
+
+    @abstractmethod
+    def set_weights(self, tensors: Tensors) -> None:
+        """Put other weights into the server-side model; the optimizer's state stays."""
 
     @abstractmethod
     def weights(self) -> Tensors:

@@ -1,5 +1,6 @@
 """The S-server: holds the server-side model, learns from uploads, and aligns the auxiliaries."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -33,7 +34,10 @@ class SServer(SServerRole):
         initial: Parts,
         client_weights: Sequence[float],
         spread: SpreadOver,
+        cuts: Sequence[str] = (),
     ) -> None:
+        """`cuts`: that of each client, where they differ; the workbench has slots for what follows each of them."""
+        self._cuts = cuts
         self._settings = settings
         self._workbench = workbench
         self._initial = initial
@@ -54,6 +58,10 @@ class SServer(SServerRole):
         self._forget_round()
         slots, initial = self._workbench.slots["server"], self._initial
         self._model = Replica(slots, initial["server"], self._settings.optimizer_of("server"))
+        self._behind = {cut: self._model.seen_by(self._workbench.slots[cut]) for cut in dict.fromkeys(self._cuts)}
+        """Where clients have cuts of their own: by cut, x_s from there on."""
+        self._joined: list[int] = []
+        """The clients whose uploads were joined since the last step."""
         self._copies: dict[int, Replica] = {}
         self._open: dict[int, tuple[Replica, list[Tensor], Smash]] = {}
         self._copy_optimizers: dict[int, Tensors] = {}
@@ -99,17 +107,29 @@ class SServer(SServerRole):
 
         Every upload passes the model by itself, so BatchNorm sees the clients' batches apart.
         """
+        self._joined.append(client)
         with self._model.adding(share):
-            return self._pass(self._model, client, smashed, cut_gradient=True)
+            behind = self._behind[self._cuts[client]] if self._cuts else self._model
+            return self._pass(behind, client, smashed, cut_gradient=True)
 
     def step(self, step: int) -> None:
         """One optimizer step on all that was joined; `step` is the local step that the learning rate goes by."""
+        joined, self._joined = self._joined, []
+        if self._cuts:
+            self._weigh(joined)
         self._step(self._model, step)
 
     def _step(self, replica: Replica, step: int) -> None:
         self._meter.found_gradients([replica])
         replica.step(self._lr(self.round, step))
         self._meter.end()
+
+    def _weigh(self, joined: Sequence[int]) -> None:
+        """Let each weight step on the mean over the clients that it served, where these are not all who joined."""
+        served = Counter(name for client in joined for name in self._behind[self._cuts[client]].parameters())
+        for name, weight in self._model.parameters().items():
+            if weight.grad is not None and served[name] < len(joined):
+                weight.grad.mul_(len(joined) / served[name])
 
     def terms(self, smashed: Message) -> int:
         """The number of loss terms over which the mean loss of an upload is taken."""
@@ -148,7 +168,7 @@ class SServer(SServerRole):
         return gradients_of(inputs)
 
     def join_backward(self, client: int, gradients: Message, share: float) -> Smash:
-        """The second half as a part of a joint step: what `join` is to `learn`."""
+        """The second half, as part of a joint step: it relates to `backward` as `join` does to `learn`."""
         with self._model.adding(share):
             replica, inputs = self._backward(client, gradients)
             self._model.take_gradients(replica)
@@ -221,8 +241,8 @@ class SServer(SServerRole):
     def average_copies(self) -> None:
         """Put the average of the clients' own server-side models in their place.
 
-        Their optimizer states stay theirs, or are forgotten (--client-optimizer). The average is made by the F-server's
-        rule: who chose one against poisoned clients means these copies too.
+        Their optimizer states stay theirs, or are forgotten (--client-optimizer). The F-server's rule makes the
+        average: a rule against poisoned clients must hold for these copies too.
         """
         self._most_static = max(self._most_static, self._static_bytes())
         clients = sorted(self._copies)
