@@ -10,9 +10,11 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogFormatter, LogLocator, NullLocator
 
+from fsl_sage.records.figures import literal
 from fsl_sage.records.files import write_bytes
 from fsl_sage.report.study import Series
 from fsl_sage.report.style import style
@@ -85,7 +87,7 @@ def pages(
         grid = figure.subplots(rows, columns, squeeze=False).ravel()
         for axes, (title, content) in zip(grid, part, strict=False):
             paint(axes, content)
-            axes.set_title(title)
+            axes.set_title(literal(title))
         for axes in grid[len(part) :]:
             axes.set_axis_off()
         if legend:
@@ -96,9 +98,9 @@ def pages(
 def give_title(figure: Figure, title: str) -> None:
     """Put a title above the legend; matplotlib draws a figure's own title and a legend outside over one another."""
     if figure.legends:
-        figure.legends[0].set_title(title, prop={"size": 11})
+        figure.legends[0].set_title(literal(title), prop=FontProperties(size=11))
     else:
-        figure.suptitle(title, fontsize=11)
+        figure.suptitle(literal(title), fontsize=11)
 
 
 def _columns(entries: int, panels: int) -> int:

@@ -37,7 +37,13 @@ def style(algorithm: str) -> Style:
 
 
 _OPTIONS = {HETEROGENEITY: "partition", "data.name": "data"}
-_TELLING = ("alignment", "averaging", "lora", "optimizer")  # without these, two options would have the same name
+_TELLING = (
+    "alignment",
+    "averaging",
+    "codec",
+    "lora",
+    "optimizer",
+)  # without these, two options would have the same name
 _UNITS = {
     "local_steps": "steps",
     "alignment.steps": "steps",

@@ -279,12 +279,24 @@ class SServerRole(Protocol):
         """The clients that have uploaded for their alignment dataset, in order."""
 
     @abstractmethod
+    def drifted(self, below: float, every: int) -> list[int]:
+        """The clients, of those remembered, whose auxiliaries are to be aligned because they have drifted.
+
+        Those are auxiliaries whose fidelity on uploads that no alignment has seen is below `below`, unless one of the
+        last `every` - 1 rounds aligned them. A pooled auxiliary is judged by the mean, and is that of all clients.
+        """
+
+    @abstractmethod
     def align(self, clients: Iterable[int]) -> Iterator[tuple[int, Message]]:
         """Align the auxiliaries with the server (equation 3) on these clients' uploads; yield each for its client."""
 
     @abstractmethod
     def set_auxiliary(self, tensors: Tensors) -> None:
         """An auxiliary that the F-server has averaged: every client's, until it gets one of its own."""
+
+    @abstractmethod
+    def set_weights(self, tensors: Tensors) -> None:
+        """Put other weights into the server-side model; the optimizer's state stays."""
 
     @abstractmethod
     def weights(self) -> Tensors:

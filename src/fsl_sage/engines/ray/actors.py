@@ -244,5 +244,7 @@ def settle(setup: Setup) -> Setup:
     task = copy.copy(setup.settings.task)
     task.device = device
     modules = {part: module.to(device) for part, module in setup.modules.items()}
+    at_cut = {cut: {part: x.to(device) for part, x in parts.items()} for cut, parts in setup.at_cut.items()}
     settings = replace(setup.settings, device=device, task=task)
-    return replace(setup, settings=settings, modules=modules, initial=to_device(setup.initial, device))
+    initial = to_device(setup.initial, device)
+    return replace(setup, settings=settings, modules=modules, initial=initial, at_cut=at_cut)

@@ -146,6 +146,11 @@ class Passage:
             setattr(module, attribute, placeholder(tensor.shape, tensor.dtype, device))
             self._absent.append(name)
 
+    @property
+    def absent(self) -> frozenset[str]:
+        """The model's parameters and buffers that this part does not hold."""
+        return frozenset(self._absent)
+
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The part's forward pass."""
         current = self._start(args, kwargs) if self.entry is None else self._receive(as_boundary(args), self.entry)
