@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fsl_sage.errors import InputError
+from fsl_sage.errors import InputError, described, nearest
 
 KINDS = ("npz", "folder", "jsonl", "datasets", "hf")
 """What stands before a colon and names no module: files of these kinds, and models of transformers."""
@@ -35,10 +35,15 @@ def import_own(name: str, option: str) -> Any:
     _refuse_others(name, module.partition(".")[0], option)
     try:
         found = importlib.import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError, SyntaxError) as error:
+    except ImportError as error:
         raise InputError(f"{option} {name} cannot be imported: {error}.") from None
+    except Exception as error:  # whatever the user's module does when it is imported
+        raise InputError(f"{option} {name} cannot be imported: {described(error)}.") from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            known = [each for each in vars(found) if not each.startswith("_")]
+            raise InputError(f"{option} {name}: {module} has no {part}{nearest(part, known, '; it has')}")
+        found = getattr(found, part)
     return found
 
 

@@ -1,4 +1,4 @@
-"""The two figures of every run: the headline score against communication, and who holds which classes."""
+"""The two figures of every run: the headline score against communication, and the classes that each client holds."""
 
 from collections.abc import Sequence
 from io import BytesIO

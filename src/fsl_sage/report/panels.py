@@ -109,6 +109,7 @@ def _columns(entries: int, panels: int) -> int:
 
 
 def legend_of(algorithms: Sequence[str]) -> list[Line2D]:
+    """An entry of a legend for each algorithm, in its colour, line and marker."""
     looks = [style(algorithm) for algorithm in algorithms]
     return [
         Line2D([], [], color=look.colour, linestyle=look.line, marker=look.marker, label=look.name) for look in looks
@@ -116,6 +117,7 @@ def legend_of(algorithms: Sequence[str]) -> list[Line2D]:
 
 
 def line(axes: Axes, series: Series, x: np.ndarray, mean: np.ndarray, std: np.ndarray) -> None:
+    """Draw the mean of a series, and a band of one standard deviation if it has several runs; arrays [points]."""
     look = style(series.algorithm)
     every = max(1, len(x) // 12)
     axes.plot(x, mean, color=look.colour, linestyle=look.line, marker=look.marker, markersize=4, markevery=every)

@@ -35,6 +35,7 @@ class Images:
         return len(self.y)
 
     def to(self, device: torch.device | str) -> "Images":
+        """The same images on another device."""
         return Images(self.x.to(device), self.y.to(device))
 
     def subset(self, indices: Tensor | np.ndarray | Sequence[int]) -> "Images":
@@ -45,7 +46,7 @@ class Images:
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much there is of what: all that the cost of a run needs of its data."""
+    """The sizes of a set: all that the cost of a run needs to know of its data."""
 
     train: int
     test: int
@@ -53,7 +54,7 @@ class Sizes:
     image: tuple[int, int, int]
     """Channels, height, width."""
     shares: tuple[int, ...] = ()
-    """For each client the number of its training images, where the data say who has which."""
+    """For each client the number of its training images, where the data say which client has which."""
 
     def example(self, batch: int, device: torch.device | str) -> Tensor:
         """Inputs of a model, to see what it does."""
@@ -121,7 +122,7 @@ class ImageData:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     shares: tuple[Tensor, ...] = ()
-    """For each client the numbers of its training images, int64, where the data say who has which."""
+    """For each client the numbers of its training images, int64, where the data say which client has which."""
 
     def __post_init__(self) -> None:
         channels, train, test = len(self.mean), self.train.x.shape[1:], self.test.x.shape[1:]
@@ -148,6 +149,7 @@ class ImageData:
 
     @property
     def sizes(self) -> Sizes:
+        """The sizes of both sets."""
         channels, height, width = self.train.x.shape[1:]
         shares = tuple(len(share) for share in self.shares)
         return Sizes(len(self.train), len(self.test), len(self.classes), (channels, height, width), shares)

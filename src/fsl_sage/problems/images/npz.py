@@ -51,7 +51,7 @@ def read_npz(path: Path, test_fraction: float) -> ImageData:
 
 
 def read_arrays(path: Path, remedy: str = "restore or replace it") -> dict[str, np.ndarray]:
-    """All arrays of an archive, none of them unpickled, and none larger than it says before it is read."""
+    """All arrays of an archive. Nothing is unpickled, and the size of an array is checked before it is read."""
     if not path.is_file():
         raise InputError(f"{path} is not a file: give the path of an .npz archive with x and y")
     try:
@@ -67,7 +67,7 @@ def read_arrays(path: Path, remedy: str = "restore or replace it") -> dict[str, 
 
 
 def _check_size(path: Path, unpacked: int) -> None:
-    """A small file that unpacks to gigabytes is a trap: images shrink to a half, drawings perhaps to a hundredth."""
+    """Refuse a small file that unpacks to gigabytes. Images compress to a half, drawings perhaps to a hundredth."""
     packed = path.stat().st_size
     if unpacked > (most := largest_unpacked(packed)):
         raise InputError(

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -93,7 +93,30 @@ def read_jsonl(path: Path, test_fraction: float) -> Rows:
 
 def jsonl_kind(path: Path) -> Kind:
     """What the columns of the first row are meant for."""
-    return next(_lines(path / "train.jsonl" if path.is_dir() else path))[0]
+    if path.is_dir():
+        path = next(
+            (path / name for name in ("train.jsonl", "test.jsonl") if (path / name).is_file()), path / "train.jsonl"
+        )
+    return next(_lines(path))[0]
+
+
+def read_all(path: Path) -> tuple[Kind, list[Row]]:
+    """All rows of a file, or of the .jsonl files of a folder in the order of their names."""
+    files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+    if not files:
+        raise InputError(f"There is no .jsonl file in {path}: give a line of JSON for each text.")
+    found = [_read(file) for file in files]
+    kinds = {kind for kind, _ in found}
+    if len(kinds) > 1:
+        raise InputError(f"The files in {path} have different columns: all need {ACCEPTED}.")
+    return found[0][0], [row for _, rows in found for row in rows]
+
+
+def write_jsonl(path: Path, kind: Kind, rows: Sequence[Row]) -> None:
+    """The rows in a file that `read_all` reads."""
+    first, second = COLUMNS[kind]
+    lines = (json.dumps({first: row.text, second: row.answer}, ensure_ascii=False) for row in rows)
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
 def read_saved(path: Path, test_fraction: float) -> Rows:
@@ -187,6 +210,12 @@ def choose(rows: Rows, config: Config) -> tuple[list[Row], list[Row]]:
         chosen(rows.train, config.data.train_images, 2, "training texts"),
         chosen(rows.test, config.data.test_images, 1, "test texts"),
     )
+
+
+def chosen_rows(rows: Rows, config: Config) -> Rows:
+    """As many of both sets as the configuration asks for."""
+    train, test = choose(rows, config)
+    return replace(rows, train=train, test=test)
 
 
 def _groups(kind: Kind, rows: Sequence[Row]) -> np.ndarray:
