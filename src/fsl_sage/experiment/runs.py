@@ -253,6 +253,7 @@ def _restore(
     checkpoint = directory.load_checkpoint(config)
     if checkpoint:
         directory.warn_of_versions()
+        directory.check_best()
     try:
         federation = _built(directory, config, problem, build, checkpoint)
     except LostError:  # the S-server may die at any moment, also while it is started; twice is no accident
