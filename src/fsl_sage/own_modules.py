@@ -36,10 +36,15 @@ def import_own(name: str, option: str) -> Any:
         raise InputError(f"{option} {name} cannot be imported: {described(error)}.") from error
     for part in attribute.split("."):
         if not hasattr(found, part):
-            known = [each for each in vars(found) if not each.startswith("_")]
-            raise InputError(f"{option} {name}: {module} has no {part}{nearest(part, known, '; it has')}")
+            raise InputError(f"{option} {name} is not there: {module} has no {part}{_nearest(part, found)}")
         found = getattr(found, part)
     return found
+
+
+def _nearest(part: str, holder: Any) -> str:
+    """The end of the sentence: which of the classes and functions that stand there was meant."""
+    own = [name for name, value in vars(holder).items() if getattr(value, "__module__", None) == holder.__name__]
+    return nearest(part, own, "; it has") if own else "."
 
 
 def find_modules_in(folder: Path | None = None) -> None:
