@@ -1,12 +1,26 @@
 """The comparison behind `make same-bits` finds the smallest difference."""
 
 import tomllib
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 from tools import same_bits
-from tools.same_bits import compare, compare_ledgers, compare_metrics, compare_tensors, merge, spellings, to_toml
+from tools.same_bits import (
+    DIFFERENT,
+    FAILED,
+    UNKNOWN,
+    RefusedError,
+    _verdict,
+    compare,
+    compare_ledgers,
+    compare_metrics,
+    compare_tensors,
+    merge,
+    spellings,
+    to_toml,
+)
 
 LEDGER = "round,client,direction,kind,bytes\n-1,0,down,auxiliary,8\n0,0,up,activations,64\n0,1,up,activations,64\n"
 
@@ -63,6 +77,20 @@ def test_older_spellings_come_one_renaming_after_the_other(monkeypatch):
         {"rounds": 3, "align_every": 2, "sage": {"rest": 1}},
         {"T": 3, "align_every": 2, "sage": {"rest": 1}},
     ]
+
+
+def test_what_only_the_working_tree_knows_is_no_difference(tmp_path):
+    a, b = write(tmp_path / "a"), write(tmp_path / "b", weight=2.0)
+
+    def ended(result):
+        future = Future()
+        future.set_exception(result) if isinstance(result, Exception) else future.set_result(result)
+        return future
+
+    refused, failed = RefusedError("--algorithm sl is not known"), RuntimeError("exit code 1")
+    assert _verdict([ended(refused), ended(b)]) == (UNKNOWN, ": --algorithm sl is not known")
+    assert _verdict([ended(a), ended(b)])[0] == DIFFERENT
+    assert [_verdict([ended(x), ended(y)])[0] for x, y in ((failed, b), (a, failed), (a, refused))] == [FAILED] * 3
 
 
 def test_every_configuration_can_be_written_down():

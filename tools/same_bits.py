@@ -2,7 +2,8 @@
 
 A fixed set of small configurations runs with the sources of both, on this machine. Compared are metrics.jsonl (times
 excepted), ledger.csv, the tensors of model.safetensors, and what `fsl-sage cost` prints. Machines differ in their last
-bits, so no digests are recorded: both sides always run. The exit code is 1 if anything differs.
+bits, so no digests are recorded: both sides always run. The exit code is 1 if anything differs. What an older commit
+refuses, because it does not know the algorithm or the option, is not compared, and is named.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import sys
 import tarfile
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -58,8 +60,9 @@ class Case(NamedTuple):
     changes: dict[str, Any]
     how: str = "run"
     """run, cost, resume (killed after the first checkpoint, then resumed) or flower (the in-process grid of tests)."""
-    lora: bool = False
-    """On a tiny random GPT-2 and texts in the form of E2E."""
+    own: str = ""
+    """The data, where they are not cifar10-mini: `e2e`, texts in its form and a tiny GPT-2; `module`, a problem of a
+    module; or a kind of tests/own_data.py."""
 
 
 CASES: dict[str, Case] = {
@@ -103,23 +106,49 @@ CASES: dict[str, Case] = {
             "alignment": {"steps": 2},
         }
     ),
+    "align-at-start": Case({"algorithm": "fsl-sage", "align_at": "start", "local_auxiliary": True}),
+    "joint-step": Case({"algorithm": "splitfed-ss", "joint_step": True}),
+    "sl": Case({"algorithm": "sl", "alternate": True, "hands_on_optimizer": True}),
+    "local-loss": Case({"algorithm": "local-loss"}),
+    "cpsl": Case({"algorithm": "cpsl", "draw_clusters": True}),
+    "adaptsfl": Case({"algorithm": "adaptsfl", "average_every": 2}),
+    "heron-sfl": Case({"algorithm": "heron-sfl"}),
+    "fedgkt": Case({"algorithm": "fedgkt"}),
+    "locfedmix-sl": Case({"algorithm": "locfedmix-sl"}),
+    "fedprox": Case({"algorithm": "fedprox"}),
+    "scaffold": Case({"algorithm": "scaffold", "optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.0}}),
+    "averaging-optimizer": Case(
+        {"algorithm": "cse-fsl", "cohort": 0.67, "averaging": {"optimizer": "yogi", "lr": 0.01, "proximal": 0.1}}
+    ),
+    "averaging-rule": Case({"algorithm": "splitfed-ms", "averaging": {"rule": "trimmed-mean"}}),
     "resume": Case({"algorithm": "fsl-sage", "rounds": 5}, "resume"),
+    "module": Case({"algorithm": "fsl-sage"}, own="module"),
+    "folder": Case({"algorithm": "fsl-sage"}, own="folder"),
+    "clients-folders": Case({"algorithm": "cse-fsl", "data": {"class_weights": "balanced"}}, own="clients"),
+    "jsonl-labels": Case({"algorithm": "fsl-sage"}, own="labels"),
+    "jsonl-prompts": Case({"algorithm": "cse-fsl"}, own="prompts"),
     "ray-fsl-sage": Case({"algorithm": "fsl-sage", "engine": "ray"}),
     "ray-splitfed-ss": Case({"algorithm": "splitfed-ss", "engine": "ray"}),
     "flower-fsl-sage": Case({"algorithm": "fsl-sage"}, "flower"),
     "flower-fedavg": Case({"algorithm": "fedavg", "cohort": 0.67, "data": SKEWED}, "flower"),
-    "lora-fsl-sage": Case({"algorithm": "fsl-sage"}, lora=True),
-    "lora-splitfed-ss": Case({"algorithm": "splitfed-ss", "lora": {"dropout": 0.2}}, lora=True),
-    "lora-fedavg": Case({"algorithm": "fedavg", "data": {"partition": "restaurant"}}, lora=True),
+    "lora-fsl-sage": Case({"algorithm": "fsl-sage"}, own="e2e"),
+    "lora-splitfed-ss": Case({"algorithm": "splitfed-ss", "lora": {"dropout": 0.2}}, own="e2e"),
+    "lora-fedavg": Case({"algorithm": "fedavg", "data": {"partition": "restaurant"}}, own="e2e"),
     "cost": Case({}, "cost"),
-    "cost-lora": Case({}, "cost", lora=True),
+    "cost-lora": Case({}, "cost", own="e2e"),
 }
 
-_MAKE_TEXTS = """
+_MAKE_OWN = """
 import json, pathlib, sys
+from tests.own_data import OWN_DATA, SMALL
 from tests.texts import save_all
 
-print(json.dumps(save_all(pathlib.Path(sys.argv[1]))))
+place, kinds = pathlib.Path(sys.argv[1]), sys.argv[2:]
+options = {"e2e": save_all(place), "module": {"data": {"name": "same_bits_table:prices"}, "model": {"name": None}}}
+for kind in set(kinds) & set(OWN_DATA):
+    (place / kind).mkdir()
+    options[kind] = {**SMALL, **OWN_DATA[kind](place / kind)}
+print(json.dumps(options))
 """
 # Modules move: a name is looked for in every module where it has been, newest first.
 _FLOWER = """
@@ -192,6 +221,10 @@ def _nested(path: str, value: Any) -> dict[str, Any]:
 # Running
 
 
+class RefusedError(RuntimeError):
+    """The sources refuse a configuration."""
+
+
 def run_case(tree: Path, case: Case, values: Mapping[str, Any], out: Path) -> Path:
     """Run a configuration with the sources of `tree`; returns the directory that holds what it wrote."""
     code = 0
@@ -204,7 +237,8 @@ def run_case(tree: Path, case: Case, values: Mapping[str, Any], out: Path) -> Pa
         if code != 2:
             break
     if code:
-        raise RuntimeError(f"exit code {code}: {_last_words(directory / 'log.txt')}")
+        words = _last_words(directory / "log.txt")
+        raise RefusedError(words) if code == 2 else RuntimeError(f"exit code {code}: {words}")
     return directory
 
 
@@ -235,7 +269,7 @@ def _killed(process: subprocess.Popen[bytes], checkpoint: Path) -> bool:
 
 
 def _python(tree: Path, out: Any, errors: Any, *arguments: str) -> subprocess.Popen[bytes]:
-    path = os.pathsep.join([str(tree / "src"), str(tree)])
+    path = os.pathsep.join([str(tree / "src"), str(tree), str(ROOT / "tools")])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
     return subprocess.Popen([sys.executable, *arguments], cwd=tree, env=environment, stdout=out, stderr=errors)
 
@@ -353,6 +387,8 @@ def compare_tensors(base: Mapping[str, Any], here: Mapping[str, Any]) -> str | N
 
 # The command
 
+SAME, UNKNOWN, DIFFERENT, FAILED = "same", "BASE does not know it", "DIFFERS", "FAILS"
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="same-bits", description=__doc__)
@@ -362,57 +398,66 @@ def main() -> None:
     cases = {name: case for name, case in CASES.items() if arguments.only in name}
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="same-bits-") as folder:
-        different = _compare_all(arguments.base, cases, Path(folder))
+        verdicts = _compare_all(arguments.base, cases, Path(folder))
     minutes = (time.perf_counter() - start) / 60
+    unknown = f"; it does not know {verdicts[UNKNOWN]}, which are not compared" if verdicts[UNKNOWN] else ""
     print(
-        f"{len(cases) - different} of {len(cases)} configurations are the same as {arguments.base}; {minutes:.1f} min"
+        f"{verdicts[SAME]} of {len(cases)} configurations are the same as {arguments.base}{unknown}; {minutes:.1f} min"
     )
-    sys.exit(1 if different else 0)
+    sys.exit(1 if verdicts[DIFFERENT] + verdicts[FAILED] else 0)
 
 
-def _compare_all(commit: str, cases: Mapping[str, Case], folder: Path) -> int:
-    """Run every configuration with both trees and print a line for each; returns how many differ."""
+def _compare_all(commit: str, cases: Mapping[str, Case], folder: Path) -> Counter[str]:
+    """Run every configuration with both trees and print a line for each; returns how many had which verdict."""
     base = check_out(commit, folder / "tree")
-    texts = _make_texts(folder / "texts") if any(case.lora for case in cases.values()) else {}
-    different = 0
+    own = _make_own(folder / "own", {case.own for case in cases.values()} - {""})
     with ThreadPoolExecutor(AT_ONCE) as pool:
         pairs: dict[str, list[Future[Path]]] = {}
         for name, case in cases.items():
-            values = merge(merge(TINY, texts if case.lora else {}), {**case.changes, "algorithm": None})
+            values = merge(merge(TINY, own[case.own] if case.own else {}), {**case.changes, "algorithm": None})
             pairs[name] = [
                 pool.submit(run_case, tree, case, values, folder / side / name)
                 for side, tree in (("base", base), ("here", ROOT))
             ]
+        verdicts: Counter[str] = Counter()
         for name, pair in pairs.items():
-            verdict, same = _verdict(pair)
-            different += not same
-            print(f"{name:<26} {verdict}", flush=True)
-    return different
+            verdict, more = _verdict(pair)
+            verdicts[verdict] += 1
+            print(f"{name:<26} {verdict}{more}", flush=True)
+    return verdicts
 
 
-def _verdict(pair: Sequence[Future[Path]]) -> tuple[str, bool]:
-    directories = []
-    for side, future in zip(("BASE", "the working tree"), pair, strict=True):
-        try:
-            directories.append(future.result())
-        except RuntimeError as error:
-            return f"FAILS with {side}: {error}", False
-    comparison = compare(*directories)
+def _verdict(pair: Sequence[Future[Path]]) -> tuple[str, str]:
+    """The verdict on a configuration, and what there is to say of it."""
+    base, here = pair
+    try:
+        now = here.result()
+    except RuntimeError as error:
+        return FAILED, f" with the working tree: {error}"
+    try:
+        before = base.result()
+    except RefusedError as error:
+        return UNKNOWN, f": {error}"
+    except RuntimeError as error:
+        return FAILED, f" with BASE: {error}"
+    comparison = compare(before, now)
     if comparison.difference:
-        return f"DIFFERS: {comparison.difference}", False
-    note = f" (one side only: {', '.join(comparison.one_sided)})" if comparison.one_sided else ""
-    return f"same{note}", True
+        return DIFFERENT, f": {comparison.difference}"
+    return SAME, f" (one side only: {', '.join(comparison.one_sided)})" if comparison.one_sided else ""
 
 
-def _make_texts(folder: Path) -> dict[str, Any]:
-    """A tiny language model, its tokenizer and texts; returns the options that use them."""
+def _make_own(folder: Path, kinds: set[str]) -> dict[str, dict[str, Any]]:
+    """Small data of these kinds, and tiny models for them; returns for each kind the options that use it."""
+    if not kinds:
+        return {}
     folder.mkdir()
-    process = _python(ROOT, subprocess.PIPE, subprocess.DEVNULL, "-c", _MAKE_TEXTS, str(folder))
-    out, _ = process.communicate()
+    process = _python(ROOT, subprocess.PIPE, subprocess.PIPE, "-c", _MAKE_OWN, str(folder), *sorted(kinds))
+    out, errors = process.communicate()
     if process.returncode:
-        sys.exit("same-bits: the tiny language model could not be made.")
-    options: dict[str, Any] = json.loads(out.decode().splitlines()[-1])
-    return options
+        sys.exit(f"same-bits: the small data could not be made: {errors.decode().strip().splitlines()[-1]}")
+    whole = {"train_images": None, "test_images": None}  # of TINY; here all examples are taken
+    options: dict[str, dict[str, Any]] = json.loads(out.decode().splitlines()[-1])
+    return {kind: {**values, "data": {**values["data"], **whole}} for kind, values in options.items()}
 
 
 if __name__ == "__main__":

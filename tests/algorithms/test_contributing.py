@@ -1,11 +1,8 @@
 """A stranger's algorithm: CONTRIBUTING.md's example, in a file outside the package, does all that the page promises."""
 
 import json
-import os
 import re
 import shlex
-import signal
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -18,6 +15,7 @@ from fsl_sage.config import from_dict
 from fsl_sage.experiment import run
 from fsl_sage.records.files import load_tensors
 from fsl_sage.records.run_directory import RunDirectory
+from tests import processes
 from tests.conftest import TINY
 
 PAGE = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
@@ -29,9 +27,6 @@ SMALL = [
     "--model.name", "small-cnn", "--data.train-images", "150", "--data.test-images", "100",
 ]  # fmt: skip
 TIMES = ("seconds", "elapsed_seconds")
-SOURCE = str(Path(__file__).parents[2] / "src")
-# Like the installed script, the processes do not have the current directory on their path.
-ENVIRONMENT = {**os.environ, "COLUMNS": "100", "PYTHONPATH": SOURCE, "PYTHONSAFEPATH": "1"}
 
 
 @pytest.fixture
@@ -44,16 +39,10 @@ def folder(tmp_path, monkeypatch):
     sys.modules.pop("anchored", None)
 
 
-def command(*words, **options):
-    """A command in a process of its own, as a user types it."""
-    done = subprocess.run(
-        [sys.executable, "-c", "from fsl_sage.cli import main; main()", *map(str, words)],
-        capture_output=True,
-        text=True,
-        env=ENVIRONMENT,
-        timeout=300,
-        **options,
-    )
+def command(*words):
+    """A command in a process of its own. Like the installed script, it does not have this folder on its path."""
+    assert not {"", str(Path.cwd())} & {*sys.path}
+    done = processes.command(*words, env={"PYTHONSAFEPATH": "1"})
     assert "Traceback" not in done.stderr, done.stderr
     return done
 
@@ -126,14 +115,11 @@ def test_a_toml_file_names_it_with_its_option(folder):
 def test_it_resumes_in_a_new_process(folder):
     words = ["--algorithm", NAME, "--mu", "0.1", *SMALL, "--rounds", "5"]
     assert command("run", *words, "--out", "whole").returncode == 0
-    process = subprocess.Popen(
-        [sys.executable, "-m", "fsl_sage", "run", *words, "--out", "killed"], stdout=subprocess.DEVNULL, env=ENVIRONMENT
-    )
-    while not (folder / "killed" / "checkpoint.safetensors").exists():
-        assert process.poll() is None, "it ended before it could be killed"
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    with processes.Started("run", *words, "--out", "killed") as process:
+        while not (folder / "killed" / "checkpoint.safetensors").exists():
+            assert process.runs(), "it ended before it could be killed"
+            time.sleep(0.005)
+        process.kill()
     assert not (folder / "killed" / "result.json").exists()
     done = command("resume", "killed")
     assert done.returncode == 0, done.stderr
@@ -141,6 +127,7 @@ def test_it_resumes_in_a_new_process(folder):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("ray")
 def test_it_runs_on_ray(folder):
     pytest.importorskip("ray")
     words = ["--algorithm", NAME, "--mu", "0.1", *SMALL]
@@ -151,6 +138,7 @@ def test_it_runs_on_ray(folder):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("ray")
 def test_it_is_compared_on_ray(folder):
     pytest.importorskip("ray")
     done = command("compare", "--algorithms", NAME, "fedavg", "--engine", "ray", *SMALL, "--out", "both")

@@ -1,12 +1,12 @@
 """The command line as a user types it: in a process of its own."""
 
 import json
-import os
 import resource
 import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,23 +16,12 @@ import torch
 from fsl_sage import cli
 from fsl_sage.cli import commands
 from fsl_sage.records.files import load_tensors
+from tests.processes import Started, command
 
 SMALL = [
     "--model.name", "small-cnn", "--data.train-images", "150", "--data.test-images", "100", "--clients", "3",
     "--batch-size", "16", "--rounds", "2", "--align-every", "1", "--alignment.steps", "3", "--device", "cpu",
 ]  # fmt: skip
-
-
-def command(*args, cwd=None, env=None, **options):
-    return subprocess.run(
-        [sys.executable, "-m", "fsl_sage", *map(str, args)],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env={**os.environ, "COLUMNS": "100", **(env or {})},
-        timeout=120,
-        **options,
-    )
 
 
 def refused(*args, code=2, **options):
@@ -125,14 +114,11 @@ def test_kill_and_resume(tmp_path):
     assert command("run", *arguments, "--out", whole).returncode == 0
     for wait_for, moment in enumerate(("config.json", "metrics.jsonl", "checkpoint.safetensors")):
         out = tmp_path / f"killed{wait_for}"
-        process = subprocess.Popen(
-            [sys.executable, "-m", "fsl_sage", "run", *arguments, "--out", str(out)], stdout=subprocess.DEVNULL
-        )
-        while not (out / moment).exists() or not (out / moment).stat().st_size:
-            assert process.poll() is None, "it ended before it could be killed"
-            time.sleep(0.002)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        with Started("run", *arguments, "--out", out) as process:
+            while not (out / moment).exists() or not (out / moment).stat().st_size:
+                assert process.runs(), "it ended before it could be killed"
+                time.sleep(0.002)
+            process.kill()
         assert not (out / "result.json").exists()
         assert command("resume", out).returncode == 0
         assert (out / "ledger.csv").read_bytes() == (whole / "ledger.csv").read_bytes()
@@ -150,23 +136,14 @@ def read_metrics(path):
 @pytest.mark.parametrize(("by", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_stop_leaves_at_once_and_says_how_to_go_on(tmp_path, by, code):
     out = tmp_path / "run"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "fsl_sage", "run", *SMALL, "--rounds", "5000", "--out", str(out)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        # What runs in the background of a shell inherits that Ctrl-C is ignored.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
-    try:
+    with Started("run", *SMALL, "--rounds", "5000", "--out", out) as process:
         while not (out / "checkpoint.safetensors").exists():
-            assert process.poll() is None
+            assert process.runs()
             time.sleep(0.01)
         process.send_signal(by)
-        _, errors = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == code
+        done = process.done(60)
+    errors = done.stderr
+    assert done.returncode == code
     assert f"fsl-sage resume {out}" in errors.replace("\n", "")
     assert "Traceback" not in errors
     assert (out / "checkpoint.safetensors").exists()
@@ -174,12 +151,12 @@ def test_a_stop_leaves_at_once_and_says_how_to_go_on(tmp_path, by, code):
 
 def limited(bytes):
     """For a process that can write no larger file."""
-    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (bytes, bytes))
+    return partial(resource.setrlimit, resource.RLIMIT_FSIZE, (bytes, bytes))
 
 
 def test_a_limit_to_the_size_of_files_is_said_and_lifted_the_run_goes_on(tmp_path):
     out = tmp_path / "run"
-    words = refused("run", *SMALL, "--out", out, code=1, preexec_fn=limited(60_000))
+    words = refused("run", *SMALL, "--out", out, code=1, prepare=limited(60_000))
     assert f"checkpoint.safetensors cannot be written: File too large. {KEPT} {out}'" in words.replace("\n", "")
     assert not list(out.glob("*.part"))
     assert command("resume", out).returncode == 0

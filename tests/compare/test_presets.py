@@ -9,6 +9,7 @@ import pytest
 from fsl_sage.compare.dry import costs_of_runs
 from fsl_sage.compare.grid import load_grid, plan_runs
 from fsl_sage.config import load_preset
+from fsl_sage.config.directories import data_directory
 from fsl_sage.models.language import MINILM, SMOLLM2, model_path
 from fsl_sage.report.load import load_runs
 from fsl_sage.report.study import make_study
@@ -31,6 +32,8 @@ RUNS = {
     "cifar10-10k-auxiliary-size": 2 * 4,
     "cifar10-10k-images": 6 * 3 * 3,
     "cifar100-9999-test-images": 6,
+    "family": 15 * 2,
+    "family-sgd": 3 * 2,
     "gpt2-medium-e2e": 4,
     "imdb-minilm": 3,
     "niid-bench": 3 * 2,
@@ -44,6 +47,8 @@ def dry_run(file):
     name = plans[0].config.model.name
     if name in (f"hf:{SMOLLM2}", f"hf:{MINILM}") and model_path(name) is None:
         pytest.skip(f"{name} is not here")
+    if data == "experiments.niid_bench:cifar10" and not (data_directory() / "cifar10.npz").exists():
+        pytest.skip("CIFAR-10 is not here, and a problem of one's own is priced with its data")
     if data.startswith("npz:") and not Path(data.removeprefix("npz:")).exists():
         pytest.skip(f"{data.removeprefix('npz:')} is not here")
     return plans, costs_of_runs([plans[0], plans[-1]])

@@ -154,6 +154,12 @@ def backward_and_step(loss: Tensor, optimizers: Iterable[Optimizer]) -> None:
         optimizer.step()
 
 
+def start_optimizers(given: Given, optimizers: Iterable[Optimizer]) -> None:
+    """At the start of a client's round: with `resets_optimizers` they remember nothing, as new ones."""
+    for optimizer in optimizers if given.resets_optimizers else ():
+        optimizer.state.clear()
+
+
 def step_on_cut_gradient(client: Client, z: Tensor, gradient: Tensor) -> None:
     """The client part steps on a gradient that comes from behind the cut: its Jacobian times the gradient."""
     client.optimizers["client"].zero_grad()
@@ -214,6 +220,7 @@ class FServer:
     def send_newest(self, t: int, client: Client) -> None:
         """At the start of a client's round, if there is a newer average than its own. Who was there in the round that
         made it has paid already."""
+        start_optimizers(self.given, client.optimizers.values())
         comes_first = client.last_round is None
         if self.is_due(t, client):
             for part, tensors in self.newest.items():

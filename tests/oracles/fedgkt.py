@@ -47,6 +47,7 @@ from tests.oracles.common import (
     new_clients,
     new_optimizer,
     new_part,
+    start_optimizers,
     state,
 )
 from tests.oracles.given import Distillation, Found, Given, Target
@@ -69,6 +70,7 @@ def fedgkt(given: Given) -> Found:
         client_logits: Logits = {}
         for client in cohort_of(given, clients, t):
             bill_first_download(given, ledger, t, client)
+            start_optimizers(given, client.optimizers.values())
             for ids in options.client_batches[t, client.number]:
                 client_step(given, client, [(client.number, one) for one in ids], server_logits)
             for example in training_set(options, client):

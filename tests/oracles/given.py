@@ -103,6 +103,9 @@ class Given:
     auxiliary_weight_decay: float = 1e-4
     """Of an auxiliary that clients train."""
     momentum: float = 0.9
+    resets_optimizers: bool = False
+    """Whether a client starts each of its rounds (SL, CPSL: turns) with a new optimizer, and so does the copy of the
+    server part that is its own."""
     upload_every: int = 2
     align_every: int = 2
     align_rounds: tuple[int, ...] = ()

@@ -25,6 +25,7 @@ from tests.oracles.common import (
     new_clients,
     new_optimizer,
     new_part,
+    start_optimizers,
     state,
 )
 from tests.oracles.cse_fsl import step_on_own_loss
@@ -46,6 +47,8 @@ def local_loss(given: Given) -> Found:
         cohort = cohort_of(given, clients, t)
         for client in cohort:
             f_server.send_newest(t, client)
+            if not given.shared_server:
+                start_optimizers(given, [by_server[servers[client.number]]])
         for k, present in interleaved(given, cohort, t):
             for client in present:
                 inputs, target = given.batches[t, client.number, k]

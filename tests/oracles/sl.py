@@ -43,6 +43,7 @@ from tests.oracles.common import (
     new_clients,
     new_optimizer,
     new_part,
+    start_optimizers,
     state,
     step_on_cut_gradient,
 )
@@ -100,6 +101,7 @@ class Relay:
         if t > 0 and client.last_round is None:
             self.ledger.bill(t, client.number, "down", "first download", frozen(self.given, ("client",)))
         client.last_round = t
+        start_optimizers(self.given, client.optimizers.values())
         load(client.parts["client"], self.x_c)
         self.ledger.bill(t, client.number, "down", "client model", self.x_c.values())
         if self.optimizer_state is not None:

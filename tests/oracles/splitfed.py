@@ -17,6 +17,7 @@ from tests.oracles.common import (
     new_clients,
     new_optimizer,
     new_part,
+    start_optimizers,
     state,
     step_on_cut_gradient,
 )
@@ -45,6 +46,8 @@ def _splitfed(given: Given, servers: list[nn.Module], optimizers: list[Optimizer
         cohort = cohort_of(given, clients, t)
         for client in cohort:
             f_server.send_newest(t, client)
+            if optimizers[0] is not optimizers[-1]:
+                start_optimizers(given, [optimizers[client.number]])
         for k, present in interleaved(given, cohort, t):
             for client in present:
                 inputs, target = given.batches[t, client.number, k]

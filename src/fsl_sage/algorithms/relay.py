@@ -7,6 +7,7 @@ import torch
 
 from fsl_sage.algorithms.base import LocalRound
 from fsl_sage.algorithms.splitfed import SplitFed
+from fsl_sage.errors import InputError
 from fsl_sage.roles.averaging import average
 from fsl_sage.roles.protocols import ClientRole, FServerRole, Update
 from fsl_sage.wire.message import OPTIMIZER_STATE, Tensors
@@ -32,6 +33,16 @@ class Relay(SplitFed):
     options: RelayOptions
     own_copy = False
     in_turn = True
+    one_cut_because = "it hands one client part on from turn to turn"
+
+    def check(self) -> None:
+        """Refuse a new optimizer in every round where its state is handed on."""
+        super().check()
+        if self.options.hands_on_optimizer and self.config.client_optimizer == "reset":
+            raise InputError(
+                "--client-optimizer reset cannot run with --hands-on-optimizer: a client would start with a new "
+                "optimizer and with that of the turn before. Give one of them."
+            )
 
     def local_round(self, client: ClientRole, t: int) -> LocalRound:
         """The steps of one turn, with the optimizer's state of the turn before, where that is handed on."""

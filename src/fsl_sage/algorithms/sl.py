@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from fsl_sage.algorithms.relay import Relay, RelayOptions
+from fsl_sage.errors import InputError
 from fsl_sage.problems.base import Batch
 from fsl_sage.roles.protocols import ClientRole
 
@@ -26,6 +27,15 @@ class SL(Relay):
     colour = "#6A3D9A"
     Options = SLOptions
     options: SLOptions
+
+    def check(self) -> None:
+        """Refuse a new optimizer in every turn of one batch."""
+        super().check()
+        if self.options.alternate and self.config.client_optimizer == "reset":
+            raise InputError(
+                "--client-optimizer reset cannot run with --alternate: a client has many turns in a round, and would "
+                "start each batch with a new optimizer. Give --client-optimizer keep."
+            )
 
     def turns(self, t: int, cohort: Sequence[int], steps: Mapping[int, int]) -> list[Sequence[int]]:
         """Every client once; with --alternate once for each of its batches, step k of all before step k + 1 of any."""

@@ -1,5 +1,6 @@
 """The configuration of a run."""
 
+from fsl_sage.config.codec import CodecConfig, CodecSpec
 from fsl_sage.config.fields import (
     DEFAULTS,
     NO_PART_OF_THE_RESULT,
@@ -40,6 +41,8 @@ __all__ = [
     "WHOLE",
     "AlignmentConfig",
     "AveragingConfig",
+    "CodecConfig",
+    "CodecSpec",
     "Config",
     "DataConfig",
     "GivenOptions",

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from fsl_sage.config.codec import CodecConfig
 from fsl_sage.config.own_options import GivenOptions
 from fsl_sage.config.ranges import ABOVE_ZERO, BELOW_ONE, FROM_ZERO, RATE, WHOLE, Range, check_ranges
 from fsl_sage.config.values import named_fields, settle
@@ -23,8 +24,8 @@ class DataConfig:
     dir: Path | None = None
     """Where data sets are kept (else $FSL_SAGE_DATA, else the user's cache directory)."""
     partition: Literal["iid", "dirichlet", "shards", "restaurant", "given"] = "iid"
-    """How the training examples are divided among the clients; restaurant (e2e): all texts on one at one client;
-    given: as the data are, by the folders clients/0, clients/1, … of folder:PATH (which is the default there)."""
+    """How the training examples are divided among the clients. restaurant (e2e): all texts about a restaurant go to one
+    client. given: by the folders clients/0, clients/1, … of folder:PATH, for which it is the default."""
     alpha: float = 1.0
     """Dirichlet parameter, 0.01 to 1e4: the smaller, the more the clients' classes differ."""
     shards_per_client: int = 2
@@ -237,6 +238,9 @@ class Config:
     """A fixed number K of local steps in a round instead of epochs."""
     cohort: float = 1.0
     """The fraction of the clients that takes part in a round."""
+    client_optimizer: Literal["keep", "reset"] = "keep"
+    """A client's optimizer keeps its state (momentum, Adam's moments) from round to round, or is a new one in every
+    round, and nothing is stored. So is that of a server-side model of a client's own (splitfed-ms, local-loss)."""
     order: Literal["interleaved", "blocked", "arrival"] = "interleaved"
     """Order in which the S-server takes uploads: step by step, client after client, or as they come (ray)."""
     seed: int = 0
@@ -268,6 +272,9 @@ class Config:
     ray_spill_mib: int = 1024
     """MiB of uploads that may wait in memory for their turn at the S-server; the rest waits on disk."""
 
+    theory: int | None = None
+    """Every N rounds also measure the quantities of the paper's theory; `fsl-sage theory RUN` shows them."""
+
     out: Path | None = None
     """The run's directory (runs/… with the time if not given)."""
     checkpoint_every: int = 1
@@ -285,6 +292,7 @@ class Config:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     alignment: AlignmentConfig = field(default_factory=AlignmentConfig)
     averaging: AveragingConfig = field(default_factory=AveragingConfig)
+    codec: CodecConfig = field(default_factory=CodecConfig)
 
     options: Any = None
     """The algorithm's own options: its dataclass, or values by name; its defaults if not given."""
@@ -354,6 +362,7 @@ _RANGES: dict[str, Range] = {
     "ray_num_gpus": FROM_ZERO,
     "ray_spill_mib": ("a whole number from 0 up", 0, 2**42),
     "checkpoint_every": WHOLE,
+    "theory": WHOLE,
     "data.alpha": ("a number from 0.01 to 10000", 0.01, 1e4),
     "data.shards_per_client": WHOLE,
     "data.train_images": WHOLE,

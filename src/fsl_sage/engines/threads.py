@@ -13,7 +13,7 @@ import torch
 from fsl_sage.engines.base import Setup
 from fsl_sage.engines.process import prepare_process
 from fsl_sage.engines.worker import Worker
-from fsl_sage.roles.s_server import Job
+from fsl_sage.roles.server_jobs import Job
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

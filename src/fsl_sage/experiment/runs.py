@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,14 @@ from fsl_sage.engines.base import Engine, LostError, Setup
 from fsl_sage.engines.local import LocalEngine
 from fsl_sage.engines.process import prefer_huge_pages
 from fsl_sage.errors import InputError, MissingExtra, RunWarning, TrainingError
-from fsl_sage.experiment.federation import Federation, draw_cohort
+from fsl_sage.experiment.federation import Federation, draw_cohort, footprint_figures, footprints_in
+from fsl_sage.experiment.probe import Probe
+from fsl_sage.experiment.result import Result
 from fsl_sage.experiment.setup import check_config, make_setup
 from fsl_sage.models import save_adapters
 from fsl_sage.problems.base import Problem
 from fsl_sage.problems.make import make_problem, named
-from fsl_sage.problems.score import ACCURACY, Score
+from fsl_sage.problems.score import Score
 from fsl_sage.records.card import model_card
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.records.trackers import TRACKERS, StopRun, Tracker
@@ -35,44 +37,6 @@ BEYOND = 1000.0
 
 Build = Callable[[RunDirectory, Config, Problem], Federation]
 """Makes the roles of a run."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """A finished run."""
-
-    directory: Path
-    config: Config
-    metrics: list[dict[str, Any]]
-    """One dict a round, as in metrics.jsonl."""
-    stopped: str
-    """Which stop rule ended the run."""
-
-    score: Score = ACCURACY
-    """What the run is judged by: a name among the metrics, and a direction."""
-
-    @property
-    def best_score(self) -> float:
-        """The best headline score of any round."""
-        return self.score.best(line[self.score.name] for line in self.metrics)
-
-    @property
-    def best_accuracy(self) -> float:
-        """The best headline score, by the name that it has for images and texts."""
-        return self.best_score
-
-    def frame(self) -> Any:
-        """The metrics as a DataFrame of pandas, a row for each round, if pandas is installed."""
-        try:
-            from pandas import DataFrame
-        except ImportError:
-            raise InputError("Result.frame() needs pandas: pip install pandas. Result.metrics is a list.") from None
-        return DataFrame(self.metrics).set_index("round")
-
-    @property
-    def model_file(self) -> Path:
-        """The final merged weights, for the ordinary unsplit model."""
-        return RunDirectory(self.directory).model_file
 
 
 def run(config: Config, callbacks: Sequence[Tracker] = (), *, problem: Problem | None = None) -> Result:
@@ -144,31 +108,29 @@ def play(
     problem: Problem | None = None,
     build: Build | None = None,
 ) -> Result:
-    """The run of a directory, from its last checkpoint to the end; `build` makes roles that are not all here."""
-    with directory.held():
-        return _play(directory, config, callbacks, problem, build)
+    """Play the run of a directory from its last checkpoint, or from its beginning, to the end.
 
-
-def _play(
-    directory: RunDirectory,
-    config: Config,
-    callbacks: Sequence[Tracker],
-    problem: Problem | None,
-    build: Build | None,
-) -> Result:
+    Args:
+        directory: Where the run is recorded; it is locked until this returns.
+        config: Everything that decides the run.
+        callbacks: Told when the run starts, after every round, and when it ends.
+        problem: What is learnt; None for what the configuration names.
+        build: Makes the roles, where they are not all in this process.
+    """
     callbacks = [*_trackers(callbacks), *(TRACKERS[name]() for name in config.track)]
 
     def tell(doing: str) -> None:
         for callback in callbacks:
             callback.activity(doing)
 
-    directory.forget_failure()
-    with told_to(tell):
-        try:
-            return _play_rounds(directory, config, callbacks, problem, build)
-        except TrainingError as error:
-            directory.save_failure(str(error))
-            raise
+    with directory.held():
+        directory.forget_failure()
+        with told_to(tell):
+            try:
+                return _play(directory, config, callbacks, problem, build)
+            except TrainingError as error:
+                directory.save_failure(str(error))
+                raise
 
 
 def _trackers(callbacks: Sequence[Tracker] | Tracker) -> list[Tracker]:
@@ -183,21 +145,21 @@ def _trackers(callbacks: Sequence[Tracker] | Tracker) -> list[Tracker]:
     return each
 
 
-def _play_rounds(
+def _play(
     directory: RunDirectory,
     config: Config,
     callbacks: Sequence[Tracker],
-    problem: Problem | None,
-    build: Build | None,
+    given: Problem | None,
+    given_build: Build | None,
 ) -> Result:
     prefer_huge_pages()  # before the data is loaded
     check_config(config)
     if (remark := make_algorithm(config).remark()) is not None:
         warn(remark, RunWarning, stacklevel=3)
-    now("loading the data")
-    build = build or partial(_build, _engine(config))
     # 1. The problem, and the roles: clients and servers; as they were at the last checkpoint, if there is one.
-    problem = problem or make_problem(config)
+    now("loading the data")
+    build = given_build or partial(_build, _engine(config))
+    problem = given or make_problem(config)
     score = problem.score
     with directory.writing():
         directory.save_score(score)
@@ -216,13 +178,7 @@ def _play_rounds(
                     model = federation.merged()
                     break
                 metrics.append(_timed_round(federation, t, score, metrics))
-                now("writing the files of the round")
-                with directory.writing():
-                    directory.append(metrics[-1], federation.ledger.written_in(t))
-                    if config.keep == "best" and score.best_of(metrics)["round"] == t:
-                        directory.save_best(federation.merged(), t)
-                    if (t + 1) % config.checkpoint_every == 0:
-                        directory.save_checkpoint(config, *federation.checkpoint(t + 1))
+                _record(directory, federation, config, score, metrics)
             except LostError:
                 if t == lost:
                     raise  # twice in the same round is no accident
@@ -232,27 +188,54 @@ def _play_rounds(
                 continue
             ended = _tell(callbacks, metrics[-1])
         # 3. The final model, the figure, the result.
-        from fsl_sage.records.figures import score_figure  # matplotlib takes a second to import
-
-        colour = colour_of(config.algorithm)
-        result = _summary(metrics, score, stopped)
-        with directory.writing():
-            score_figure(directory.figure(score), metrics, score, config, colour)
-            directory.save_by_class(metrics[-1], problem.classes)
-            save_adapters(directory.adapter, config.model.name, config.lora, model)
-            directory.save_card(model_card(config, score, result, problem.inference()))
-            directory.finish(model, result, keep_checkpoint=config.keep_checkpoint)
-        for callback in callbacks:
-            callback.finish(result)
-        if "remark" in result:
-            warn(result["remark"], RunWarning, stacklevel=2)
+        _conclude(directory, config, problem, callbacks, metrics, model, stopped)
     finally:
         federation.engine.close()
     return Result(directory.path, config, metrics, stopped, score)
 
 
+def _record(
+    directory: RunDirectory, federation: Federation, config: Config, score: Score, metrics: Sequence[dict[str, Any]]
+) -> None:
+    """Write down the last round: its metrics, its bytes and, if it is due, a checkpoint."""
+    now("writing the files of the round")
+    t = len(metrics) - 1
+    with directory.writing():
+        directory.append(metrics[t], federation.ledger.written_in(t))
+        if config.keep == "best" and score.best_of(metrics)["round"] == t:
+            directory.save_best(federation.merged(), t)
+        if (t + 1) % config.checkpoint_every == 0:
+            directory.save_checkpoint(config, *federation.checkpoint(t + 1))
+
+
+def _conclude(
+    directory: RunDirectory,
+    config: Config,
+    problem: Problem,
+    callbacks: Sequence[Tracker],
+    metrics: Sequence[dict[str, Any]],
+    model: Tensors,
+    stopped: str,
+) -> None:
+    """Write down the final model and the result, and tell the callbacks."""
+    from fsl_sage.records.figures import score_figure  # matplotlib takes a second to import
+
+    score, colour = problem.score, colour_of(config.algorithm)
+    result = _summary(metrics, score, stopped)
+    with directory.writing():
+        score_figure(directory.figure(score), metrics, score, config, colour)
+        directory.save_by_class(metrics[-1], problem.classes)
+        save_adapters(directory.adapter, config.model.name, config.lora, model)
+        directory.save_card(model_card(config, score, result, problem.inference()))
+        directory.finish(model, result, keep_checkpoint=config.keep_checkpoint)
+    for callback in callbacks:
+        callback.finish(result)
+    if "remark" in result:
+        warn(result["remark"], RunWarning, stacklevel=3)
+
+
 def _tell(callbacks: Sequence[Tracker], metrics: dict[str, Any]) -> str | None:
-    """Tell all of a round; returns why one of them ends the run, if one does."""
+    """Tell every callback of a round; returns why one of them ends the run, if one does."""
     ended: str | None = None
     for callback in callbacks:
         try:
@@ -277,6 +260,7 @@ def _restore(
     with directory.writing():
         metrics, entries = directory.cut_back(checkpoint[1] if checkpoint else None)
     federation.ledger.restore(entries, metrics[-1]["bytes_whole_models"] if metrics else 0)
+    federation.footprints = footprints_in(metrics)
     return federation, metrics
 
 
@@ -299,6 +283,8 @@ def _built(
 
 def _build(engine: Callable[[Setup], Engine], directory: RunDirectory, config: Config, problem: Problem) -> Federation:
     setup = make_setup(config, problem)
+    if config.theory is not None:
+        Probe(setup)  # refuses, before anything is trained, what it cannot measure
     _draw_classes(directory, config, setup, problem)
     return Federation(setup, engine(setup))
 
@@ -320,12 +306,18 @@ def _engine(config: Config) -> Callable[[Setup], Engine]:
 
 def _timed_round(federation: Federation, t: int, score: Score, metrics: list[dict[str, Any]]) -> dict[str, Any]:
     start = time.perf_counter()
+    config = federation.setup.settings.config
+    measured = config.theory is not None and t % config.theory == 0
+    before = federation.point() if measured else None
     # A round's step 0: its cohort is drawn. Steps 1-5 are `play_round`.
-    played = federation.play_round(t, draw_cohort(federation.setup.settings.config, t))
+    played = federation.play_round(t, draw_cohort(config, t))
     # Step 6: the merged global model is evaluated on the test set.
     scores = _finite(federation.evaluate(), t)
     if score.name not in scores:
         raise InputError(f"The task gives no {score.name}, the headline score, but {', '.join(scores) or 'nothing'}.")
+    if before is not None:
+        now("measuring the theory's quantities")
+        played["theory"] = Probe(federation.setup).measure(before, federation.point())
     seconds = time.perf_counter() - start
     elapsed = seconds + (metrics[-1]["elapsed_seconds"] if metrics else 0.0)
     ledger = federation.ledger
@@ -380,6 +372,7 @@ def _summary(metrics: Sequence[dict[str, Any]], score: Score, stopped: str) -> d
         "bytes_paper": last["bytes_paper"],
         "bytes_whole_models": last["bytes_whole_models"],
         "elapsed_seconds": last["elapsed_seconds"],
+        **footprint_figures(footprints_in(metrics)),
     }
 
 
@@ -395,7 +388,7 @@ def _diverged(score: Score, loss: float | None) -> dict[str, str]:
 
 
 def _draw_classes(directory: RunDirectory, config: Config, setup: Setup, problem: Problem) -> None:
-    """Who holds which classes, where there are any."""
+    """Write down how many examples of each class each client holds, where there are classes."""
     labels = problem.labels()
     if labels is None or not problem.classes:
         return

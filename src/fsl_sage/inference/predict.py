@@ -20,7 +20,7 @@ class Prediction:
 
     file: Path
     classes: tuple[str, ...]
-    """The most likely classes, the first of all first."""
+    """The most likely classes, in order."""
     probabilities: tuple[float, ...]
     """How likely each of them is, 0 to 1."""
 
@@ -36,6 +36,8 @@ def predict(
         top: How many of the most likely classes to name.
         best: The model of the best round, in the place of the last one's.
     """
+    if top < 1:
+        raise InputError(f"--top {top} is not possible: name at least one class.")
     trained = run if isinstance(run, Trained) else load_trained(run, best=best)
     terms = trained.terms
     if terms is None:
@@ -73,6 +75,8 @@ def _predict(trained: Trained, files: Sequence[Path], images: torch.Tensor, top:
     assert trained.terms is not None
     dtype = next((p.dtype for p in trained.model.parameters()), torch.float32)
     likely = logits_of(trained.model(images.to(dtype))).softmax(1).topk(top)
+    if not likely.values.isfinite().all():
+        raise InputError(f"The model in {trained.directory} gives no numbers: its weights or its moments are damaged.")
     names = trained.terms.classes
     return [
         Prediction(file, tuple(names[label] for label in labels), tuple(values))

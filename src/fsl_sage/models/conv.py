@@ -6,7 +6,7 @@ has a stride (`_by_taps`), Winograd's minimal filtering where it has none (`_by_
 as often as wanted.
 """
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product
 from typing import Any
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
+from fsl_sage.models.flops import as_direct
 from fsl_sage.models.layout import channels_last, in_channels_last
 
 Array = NDArray[np.float64]
@@ -29,7 +30,10 @@ class Conv2d(nn.Conv2d):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        return in_channels_last(self._small if self._pays(input) else super().forward, input)
+        """From images [N, channels in, H, W] to [N, channels out, H', W']."""
+        if not self._pays(input):
+            return in_channels_last(super().forward, input)
+        return as_direct(self, partial(in_channels_last, self._small), input)
 
     def _pays(self, x: Tensor) -> bool:
         """Whether the matrix products are faster: measured with one thread, 16 to 256 images, 16 to 512 channels."""

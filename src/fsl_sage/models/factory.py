@@ -1,4 +1,4 @@
-"""From a model's name to the model: a built-in one, a Hugging Face architecture, or anyone's own factory."""
+"""From a model's name to the model: a built-in one, a Hugging Face architecture, or a factory of the user's own."""
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
@@ -46,7 +46,7 @@ def make_model(name: str, classes: int, image: tuple[int, int, int]) -> nn.Modul
 
 
 def usual_cut(name: str, model: nn.Module) -> str | None:
-    """Where the model is cut if nothing is said: after a language model's first block; None where nobody knows."""
+    """Where the model is cut if nothing is said: after a language model's first block; None where that is not known."""
     if is_language_model(model):
         return f"{blocks_name(model)}.0"
     return DEFAULT_CUT.get(name)

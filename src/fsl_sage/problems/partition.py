@@ -1,4 +1,4 @@
-"""Who holds which image: iid, Dirichlet and shard partitions into equal-sized clients."""
+"""Which client holds which image: iid, Dirichlet and shard partitions into equal-sized clients."""
 
 from bisect import bisect_right
 

@@ -95,7 +95,7 @@ class RunDirectory:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Be the only one who plays this run; a LockedError says who does, if another is at it."""
+        """Hold the lock of this run; a LockedError says which other process has it, if one has."""
         if self._is_held:
             yield
             return
@@ -240,7 +240,7 @@ class RunDirectory:
         self._logs[self.metrics_file.name].append(json.dumps(metrics) + "\n")
 
     def save_classes(self, counts: np.ndarray, classes: Sequence[str]) -> None:
-        """Who holds which classes; `counts` is [clients, classes]."""
+        """How many examples of each class each client holds; `counts` is [clients, classes]."""
         text = io.StringIO()
         rows = ([client, *map(int, row)] for client, row in enumerate(counts))
         csv.writer(text, lineterminator="\n").writerows([["client", *classes], *rows])

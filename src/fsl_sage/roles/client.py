@@ -15,6 +15,7 @@ from fsl_sage.models.norm import untouched_statistics
 from fsl_sage.problems.base import Batch
 from fsl_sage.problems.batches import batch_indices, batch_sizes
 from fsl_sage.roles.corrections import follow_controls, pull
+from fsl_sage.roles.footprint import Footprint, Meter, held_by, static_bytes
 from fsl_sage.roles.protocols import ClientRole, Parts
 from fsl_sage.roles.replica import Replica
 from fsl_sage.roles.work import Chain, Settings, Workbench, boundary
@@ -49,8 +50,11 @@ class Client(ClientRole):
         self.received_extra = received_extra or {}
         self.extra = below("extra/", state)
         self.round = self.step_index = -1
+        self.places: Tensor | None = None
+        """Of the examples of the batch at hand among its own, [B]."""
         self.losses: list[Tensor] = []
         self.lr_used = 0.0
+        self.meter = Meter()
         self._settings = settings
         self._workbench = workbench
         self._lr = settings.client_schedule()
@@ -58,9 +62,10 @@ class Client(ClientRole):
         self._parts: dict[str, Replica] = {}
         self._corrected = tuple(part for part in averaged if part in trains)
         for part, tensors in initial.items():
-            weights = {**tensors, **received.get(part, {}), **self._own[part]}
-            replica = Replica(workbench.slots[part], weights, settings.optimizer_of(part) if part in trains else None)
-            if part in trains:
+            slots = workbench.slots[part]
+            weights = {**tensors, **slots.only(received.get(part, {})), **self._own[part]}
+            replica = Replica(slots, weights, settings.optimizer_of(part) if part in trains else None)
+            if part in trains and settings.keeps_optimizers:
                 replica.load_optimizer_state(below(f"optimizer/{part}/", state))
             self._parts[part] = replica
 
@@ -69,16 +74,31 @@ class Client(ClientRole):
         config = self._settings.config
         self.round = t
         for step, indices in chosen_steps(local_order(len(self.examples), config, self.id, t), steps):
-            self.step_index = step
+            self.step_index, self.places = step, indices
             augmentation = generator(config.seed, "augment", self.id, t, step)
             chosen = self.examples[indices]
-            yield replace(self._settings.task.training_batch(chosen, augmentation), examples=chosen)
+            yield from self._step_on(replace(self._settings.task.training_batch(chosen, augmentation), examples=chosen))
 
     def own_examples(self) -> Iterator[Batch]:
         """All examples of this client once, in their order and as they are; each batch is one more step."""
-        for chosen in torch.split(self.examples, self._settings.config.batch_size):
-            self.step_index += 1
-            yield replace(self._settings.task.plain_batch(chosen), examples=chosen)
+        everyone = torch.arange(len(self.examples))
+        for places in torch.split(everyone, self._settings.config.batch_size):
+            self.step_index, self.places = self.step_index + 1, places
+            chosen = self.examples[places]
+            yield from self._step_on(replace(self._settings.task.plain_batch(chosen), examples=chosen))
+
+    def _step_on(self, batch: Batch) -> Iterator[Batch]:
+        """A step is what happens until the next batch is asked for."""
+        self.meter.begin(held_by(self._parts.values()))
+        yield batch
+        self.meter.end()
+
+    def footprint(self) -> Footprint | None:
+        """What the step took that the meter has watched; None if it has not."""
+        if not self.meter.is_done:
+            return None
+        static = static_bytes(self._parts.values(), self.meter.gradient_bytes)
+        return Footprint(static, self.meter.working_bytes, self.meter.flops)
 
     def forward(self, batch: Batch) -> Smash:
         """z_f, the smashed data, with the graph that `backward` will need."""
@@ -155,6 +175,7 @@ class Client(ClientRole):
         options = self._settings.config.averaging
         if options.proximal:
             pull(self, options.proximal, self._corrected)
+        self.meter.found_gradients(self._trained())
         for part, replica in self._parts.items():
             if replica.optimizer is not None:
                 replica.step(lr.get(part, self.lr()))
@@ -232,6 +253,7 @@ class Client(ClientRole):
             return
         self._own[part] = tensors
         self._parts[part] = Replica(self._workbench.slots[part], tensors, None)
+        self.meter.holds(held_by([self._parts[part]]))
 
     def optimizer_state(self, part: str) -> Tensors:
         """What the optimizer of a part that this client trains remembers, by "weight's name/entry"; not copied."""
@@ -249,7 +271,8 @@ class Client(ClientRole):
         """What this client keeps for its next round, beside the weights that are averaged: one flat dict."""
         state = {f"extra/{name}": tensor for name, tensor in self.extra.items()}
         for part, replica in self._parts.items():
-            state |= {f"optimizer/{part}/{path}": tensor for path, tensor in replica.optimizer_state().items()}
+            if self._settings.keeps_optimizers:
+                state |= {f"optimizer/{part}/{path}": tensor for path, tensor in replica.optimizer_state().items()}
             own = self._own[part]
             if replica.optimizer is not None:
                 weights = replica.weights()

@@ -15,6 +15,7 @@ from torch import Tensor
 from fsl_sage.alignment.fidelity import Fidelity
 from fsl_sage.alignment.passes import Smash
 from fsl_sage.problems.base import Batch
+from fsl_sage.roles.footprint import Footprint
 from fsl_sage.wire.message import Message, Tensors
 from fsl_sage.wire.paths import flat, grouped
 
@@ -33,6 +34,8 @@ class Update:
     """Mean training losses of the round at this client, for the metrics."""
     extra: Mapping[str, Tensors] = field(default_factory=dict)
     """What the algorithm sends with them, by kind (`Algorithm.on_update`)."""
+    footprint: Footprint | None = None
+    """What its first step took, if that was measured. It is told to the experiment, not sent to the F-server."""
 
     def message(self, kinds: Mapping[str, str]) -> Message:
         """As it travels; `kinds` gives the ledger's kind of each part."""
@@ -226,7 +229,7 @@ class SServerRole(Protocol):
 
     @abstractmethod
     def join_backward(self, client: int, gradients: Message, share: float) -> Smash:
-        """The second half as a part of a joint step: what `join` is to `learn`."""
+        """The second half, as part of a joint step: it relates to `backward` as `join` does to `learn`."""
 
     @abstractmethod
     def output(self, *z: Tensor, leaves_trace: bool = True) -> Any:
@@ -276,12 +279,24 @@ class SServerRole(Protocol):
         """The clients that have uploaded for their alignment dataset, in order."""
 
     @abstractmethod
+    def drifted(self, below: float, every: int) -> list[int]:
+        """The clients, of those remembered, whose auxiliaries are to be aligned because they have drifted.
+
+        Those are auxiliaries whose fidelity on uploads that no alignment has seen is below `below`, unless one of the
+        last `every` - 1 rounds aligned them. A pooled auxiliary is judged by the mean, and is that of all clients.
+        """
+
+    @abstractmethod
     def align(self, clients: Iterable[int]) -> Iterator[tuple[int, Message]]:
         """Align the auxiliaries with the server (equation 3) on these clients' uploads; yield each for its client."""
 
     @abstractmethod
     def set_auxiliary(self, tensors: Tensors) -> None:
         """An auxiliary that the F-server has averaged: every client's, until it gets one of its own."""
+
+    @abstractmethod
+    def set_weights(self, tensors: Tensors) -> None:
+        """Put other weights into the server-side model; the optimizer's state stays."""
 
     @abstractmethod
     def weights(self) -> Tensors:
@@ -294,6 +309,14 @@ class SServerRole(Protocol):
     @abstractmethod
     def fidelity(self, *, seen: bool = False) -> Fidelity | None:
         """How well the auxiliaries in use estimate the cut gradients of some newest uploads."""
+
+    @abstractmethod
+    def watched(self) -> AbstractContextManager[None]:
+        """While an algorithm's code runs at the S-server: its first step is measured."""
+
+    @abstractmethod
+    def footprint(self) -> Footprint | None:
+        """What that step took; None if there was none."""
 
     @abstractmethod
     def take_loss(self) -> float | None:

@@ -26,6 +26,8 @@ class Slots:
         self.trainable: set[str] = set()
         self.layouts: Tensors = {}
         """The module's own tensors by name, whose memory layout every replica keeps: kernels choose by it."""
+        self.fixed: list[Tensor] = []
+        """What no replica brings: frozen weights, and buffers that are not saved."""
         self._places: dict[str, list[tuple[dict[str, Tensor | None], str]]] = {}
         first_name: dict[int, str] = {}  # a tied weight has one name and several places
         for prefix, owner in module.named_modules():
@@ -34,14 +36,22 @@ class Slots:
                     name = first_name.setdefault(id(parameter), _join(prefix, key))
                     self.trainable.add(name)
                     self._places.setdefault(name, []).append((owner._parameters, key))
+                elif parameter is not None:
+                    self.fixed.append(parameter)
             for key, buffer in owner._buffers.items():
                 if buffer is not None and key not in owner._non_persistent_buffers_set:
                     self._places.setdefault(_join(prefix, key), []).append((owner._buffers, key))
+                elif buffer is not None:
+                    self.fixed.append(buffer)
         self.layouts = {name: torch.empty_like(tensor, device="meta") for name, tensor in self.tensors().items()}
 
     def tensors(self) -> Tensors:
         """What the module holds now, by name: what a replica would bring, and what travels."""
         return {name: places[0][0][places[0][1]].detach() for name, places in self._places.items()}  # type: ignore[union-attr]
+
+    def only(self, tensors: Mapping[str, Tensor]) -> Tensors:
+        """Of these tensors those for which there is a place."""
+        return {name: tensor for name, tensor in tensors.items() if name in self._places}
 
     def frozen(self) -> Tensors:
         """The weights that never change, by name."""
@@ -129,6 +139,12 @@ class Replica:
             is_parameter = isinstance(tensor, nn.Parameter)
             copy.tensors[name] = nn.Parameter(tensor.detach().clone()) if is_parameter else tensor
         return copy
+
+    def seen_by(self, slots: Slots) -> "Replica":
+        """The same weights and buffers, as many of them as another module has places for."""
+        view = Replica(slots, {}, None)
+        view.tensors = slots.only(self.tensors)
+        return view
 
     def take_gradients(self, other: "Replica") -> None:
         """Take over the gradients that another set of the same weights has got."""

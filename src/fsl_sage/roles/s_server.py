@@ -1,37 +1,27 @@
 """The S-server: holds the server-side model, learns from uploads, and aligns the auxiliaries."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from functools import partial
-from typing import Any, NamedTuple
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fsl_sage.alignment.dataset import AlignmentData, Upload, batches
-from fsl_sage.alignment.fidelity import CLIENTS, SAMPLES, Fidelity, fidelity, mean
-from fsl_sage.alignment.matching import UnusableError, align, alignment_optimizer
+from fsl_sage.alignment.dataset import AlignmentData, Upload
+from fsl_sage.alignment.fidelity import CLIENTS, SAMPLES, Fidelity, mean
 from fsl_sage.alignment.passes import Smash, gradients_of, leaves
-from fsl_sage.config import AlignmentConfig
-from fsl_sage.models.norm import recalibrated, untouched_statistics
+from fsl_sage.models.norm import untouched_statistics
 from fsl_sage.roles.averaging import RULES
+from fsl_sage.roles.footprint import Footprint, Meter, held_by, static_bytes
 from fsl_sage.roles.protocols import Parts, SServerRole
 from fsl_sage.roles.replica import Replica
 from fsl_sage.roles.schedule import Schedule
+from fsl_sage.roles.server_jobs import POOLED, Aligned, Alignment, SpreadOver, align_one, fidelity_one, recalibrate
 from fsl_sage.roles.work import Settings, Workbench, boundary, mean_loss
-from fsl_sage.seeding import generator, numpy_generator
-from fsl_sage.wire.message import AUXILIARY, Message, Tensors
+from fsl_sage.seeding import numpy_generator
+from fsl_sage.wire.message import AUXILIARY, Message, Tensors, nbytes
 from fsl_sage.wire.paths import below, by_client, flat
-
-Job = Callable[[Workbench, Settings, Any, Any], Any]
-"""A plain function of a worker's modules, the settings, what all calls share, and one item; it may run anywhere."""
-
-SpreadOver = Callable[[Job, Any, Sequence[Any]], list[Any]]
-"""Calls a job with what is shared and each item, side by side where there are workers; results in order."""
-
-
-POOLED = -1
-"""Stands in the place of a client's number for the one auxiliary of all clients."""
 
 
 class SServer(SServerRole):
@@ -44,13 +34,18 @@ class SServer(SServerRole):
         initial: Parts,
         client_weights: Sequence[float],
         spread: SpreadOver,
+        cuts: Sequence[str] = (),
     ) -> None:
+        """`cuts`: that of each client, where they differ; the workbench has slots for what follows each of them."""
+        self._cuts = cuts
         self._settings = settings
         self._workbench = workbench
         self._initial = initial
         self._spread = spread
         self.client_weights = client_weights
         self._lr: Schedule = settings.server_schedule()
+        self._meter = Meter()
+        self._most_static = 0
         self._start()
 
     def _start(self) -> None:
@@ -63,6 +58,10 @@ class SServer(SServerRole):
         self._forget_round()
         slots, initial = self._workbench.slots["server"], self._initial
         self._model = Replica(slots, initial["server"], self._settings.optimizer_of("server"))
+        self._behind = {cut: self._model.seen_by(self._workbench.slots[cut]) for cut in dict.fromkeys(self._cuts)}
+        """Where clients have cuts of their own: by cut, x_s from there on."""
+        self._joined: list[int] = []
+        """The clients whose uploads were joined since the last step."""
         self._copies: dict[int, Replica] = {}
         self._open: dict[int, tuple[Replica, list[Tensor], Smash]] = {}
         self._copy_optimizers: dict[int, Tensors] = {}
@@ -70,6 +69,8 @@ class SServer(SServerRole):
         """That of every client that has none of its own: the initial one, the F-server's average, or a pooled one."""
         self._aligned: dict[int, Tensors] = {}
         self._alignment_optimizers: dict[int, Tensors] = {}
+        self._aligned_in: dict[int, int] = {}
+        """By client, or for POOLED, the last round that aligned its auxiliary."""
         self._seen: set[int] = set()
         """The clients whose newest upload an alignment has seen."""
 
@@ -98,7 +99,7 @@ class SServer(SServerRole):
         """
         replica = self._copy(client) if own_copy else self._model
         gradients = self._pass(replica, client, smashed, cut_gradient=cut_gradient)
-        replica.step(self._lr(self.round, int(smashed.values["step"])))
+        self._step(replica, int(smashed.values["step"]))
         return gradients
 
     def join(self, client: int, smashed: Message, share: float) -> Smash:
@@ -106,12 +107,29 @@ class SServer(SServerRole):
 
         Every upload passes the model by itself, so BatchNorm sees the clients' batches apart.
         """
+        self._joined.append(client)
         with self._model.adding(share):
-            return self._pass(self._model, client, smashed, cut_gradient=True)
+            behind = self._behind[self._cuts[client]] if self._cuts else self._model
+            return self._pass(behind, client, smashed, cut_gradient=True)
 
     def step(self, step: int) -> None:
         """One optimizer step on all that was joined; `step` is the local step that the learning rate goes by."""
-        self._model.step(self._lr(self.round, step))
+        joined, self._joined = self._joined, []
+        if self._cuts:
+            self._weigh(joined)
+        self._step(self._model, step)
+
+    def _step(self, replica: Replica, step: int) -> None:
+        self._meter.found_gradients([replica])
+        replica.step(self._lr(self.round, step))
+        self._meter.end()
+
+    def _weigh(self, joined: Sequence[int]) -> None:
+        """Let each weight step on the mean over the clients that it served, where these are not all who joined."""
+        served = Counter(name for client in joined for name in self._behind[self._cuts[client]].parameters())
+        for name, weight in self._model.parameters().items():
+            if weight.grad is not None and served[name] < len(joined):
+                weight.grad.mul_(len(joined) / served[name])
 
     def terms(self, smashed: Message) -> int:
         """The number of loss terms over which the mean loss of an upload is taken."""
@@ -146,11 +164,11 @@ class SServer(SServerRole):
         if replica is not self._copies.get(client):
             self._model.take_gradients(replica)
             replica = self._model
-        replica.step(self._lr(self.round, int(gradients.values["step"])))
+        self._step(replica, int(gradients.values["step"]))
         return gradients_of(inputs)
 
     def join_backward(self, client: int, gradients: Message, share: float) -> Smash:
-        """The second half as a part of a joint step: what `join` is to `learn`."""
+        """The second half, as part of a joint step: it relates to `backward` as `join` does to `learn`."""
         with self._model.adding(share):
             replica, inputs = self._backward(client, gradients)
             self._model.take_gradients(replica)
@@ -210,6 +228,7 @@ class SServer(SServerRole):
             if self._settings.config.on_client_failure == "drop":  # a client that fails is back with what it had
                 state = {path: tensor.clone() for path, tensor in state.items()}
             copy.load_optimizer_state(state)
+            self._meter.holds(held_by([copy]))
             self._copies[client] = copy
         return self._copies[client]
 
@@ -220,16 +239,19 @@ class SServer(SServerRole):
         self._open.pop(client, None)
 
     def average_copies(self) -> None:
-        """Put the average of the clients' own server-side models in their place; their optimizer states stay theirs.
+        """Put the average of the clients' own server-side models in their place.
 
-        It is made by the F-server's rule: who chose one against poisoned clients means these copies too.
+        Their optimizer states stay theirs, or are forgotten (--client-optimizer). The F-server's rule makes the
+        average: a rule against poisoned clients must hold for these copies too.
         """
+        self._most_static = max(self._most_static, self._static_bytes())
         clients = sorted(self._copies)
         states = [self._copies[client].weights() for client in clients]
         rule = RULES[self._settings.config.averaging.rule]
         self.set_weights(rule(states, [self.client_weights[client] for client in clients], self._model.weights()))
-        for client in clients:
-            self._copy_optimizers[client] = self._copies.pop(client).optimizer_state()
+        if self._settings.keeps_optimizers:
+            self._copy_optimizers |= {client: self._copies[client].optimizer_state() for client in clients}
+        self._copies.clear()
 
     def weights(self) -> Tensors:
         """The server-side model x_s."""
@@ -266,32 +288,52 @@ class SServer(SServerRole):
         nothing usable leaves the auxiliary as it was and is named in `skipped`.
         """
         clients = list(clients)
+        if not clients:
+            return
         if self._settings.config.alignment.scope == "pooled":
             items = [self._alignment(POOLED, [upload for client in clients for upload in self.alignment[client]])]
         else:
             items = [self._alignment(client, list(self.alignment[client])) for client in clients]
-        results = self._spread(_align_one, (self.round, self.weights()), items)
+        results = self._spread(align_one, (self.round, self.weights()), items)
         self._seen |= set(clients)
         for item, result in zip(items, results, strict=True):
             yield from self._take_over(item.client, result)
 
-    def _alignment(self, client: int, uploads: list[Upload]) -> "_Alignment":
+    def _alignment(self, client: int, uploads: list[Upload]) -> Alignment:
         start = self._auxiliary if client == POOLED else self.auxiliary_of(client)
-        return _Alignment(client, start, self._alignment_optimizers.get(client, {}), uploads)
+        return Alignment(client, start, self._alignment_optimizers.get(client, {}), uploads)
 
-    def _take_over(self, client: int, result: "_Aligned | str") -> Iterator[tuple[int, Message]]:
+    def _take_over(self, client: int, result: Aligned | str) -> Iterator[tuple[int, Message]]:
         if isinstance(result, str):
             self.skipped["pooled" if client == POOLED else str(client)] = result
             return
         self.aligned = True
+        self._aligned_in[client] = self.round
         if result.optimizer:
             self._alignment_optimizers[client] = result.optimizer
+        held = self._auxiliary if client == POOLED else self.auxiliary_of(client)
+        message = aligned_auxiliary(self._settings, client, self.round, result.auxiliary, held)
+        # The S-server goes on with what the client has, not with what coding has lost of it.
+        published = dict(message.parts[AUXILIARY])
         if client == POOLED:
-            self._auxiliary = result.auxiliary
+            self._auxiliary = published
         else:
-            self._aligned[client] = result.auxiliary
+            self._aligned[client] = published
         receivers = range(self._settings.config.clients) if client == POOLED else [client]
-        yield from ((receiver, Message({AUXILIARY: result.auxiliary})) for receiver in receivers)
+        yield from ((receiver, message) for receiver in receivers)
+
+    def drifted(self, below: float, every: int) -> list[int]:
+        """The clients whose auxiliaries have drifted, and were not aligned in the last rounds."""
+        if self._settings.config.alignment.scope == "pooled":
+            found = self.fidelity() if self._may_align(POOLED, every) else None
+            return self.remembered() if found is not None and found.cosine < below else []
+        clients = [client for client in self.remembered() if client not in self._seen]
+        clients = [client for client in clients if self._may_align(client, every)]
+        found_by_client = zip(clients, self._fidelities(clients), strict=True)
+        return [client for client, found in found_by_client if found is not None and found.cosine < below]
+
+    def _may_align(self, client: int, every: int) -> bool:
+        return client not in self._aligned_in or self.round - self._aligned_in[client] >= every
 
     def fidelity(self, *, seen: bool = False) -> Fidelity | None:
         """How well the auxiliaries in use estimate the cut gradients of clients' newest uploads.
@@ -301,16 +343,38 @@ class SServer(SServerRole):
         clients = [client for client in sorted(self.alignment) if (client in self._seen) == seen]
         draw = numpy_generator(self._settings.config.seed, "fidelity", round=self.round)
         drawn = sorted(draw.permutation(clients)[:CLIENTS].tolist())
-        items = [(self.auxiliary_of(client), self.alignment[client].newest().last(SAMPLES)) for client in drawn]
-        return mean(self._spread(_fidelity_one, self.weights(), items)) if items else None
+        return mean(self._fidelities(drawn)) if drawn else None
+
+    def _fidelities(self, clients: Sequence[int]) -> list[Fidelity | None]:
+        """Of the auxiliaries of these clients, each on the last samples of its newest upload."""
+        items = [(self.auxiliary_of(client), self.alignment[client].newest().last(SAMPLES)) for client in clients]
+        return self._spread(fidelity_one, self.weights(), items) if items else []
 
     def recalibrated(self) -> Tensors:
         """The server-side model with BatchNorm statistics estimated anew from the stored uploads."""
         uploads = [upload for _, data in sorted(self.alignment.items()) for upload in data]
-        (tensors,) = self._spread(_recalibrate, self.weights(), [uploads])
+        (tensors,) = self._spread(recalibrate, self.weights(), [uploads])
         return tensors
 
     # What is told
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """While an algorithm's code runs at the S-server; its first step, up to the optimizer's, is measured."""
+        with self._meter.watching():
+            self._meter.begin(held_by([self._model]))
+            yield
+
+    def footprint(self) -> Footprint | None:
+        """What that step took; None if there was none. The static bytes are those of all server-side models."""
+        if not self._meter.is_done:
+            return None
+        static = max(self._most_static, self._static_bytes())
+        return Footprint(static, self._meter.working_bytes, self._meter.flops)
+
+    def _static_bytes(self) -> int:
+        apart = [state for client, state in self._copy_optimizers.items() if client not in self._copies]
+        return static_bytes([self._model, *self._copies.values()], self._meter.gradient_bytes) + sum(map(nbytes, apart))
 
     def take_loss(self) -> float | None:
         """The mean loss of the steps since the last call; None if there were none."""
@@ -334,6 +398,8 @@ class SServer(SServerRole):
             }
         )
         state["seen"] = torch.tensor(sorted(self._seen), dtype=torch.int64)
+        if self._aligned_in:
+            state["aligned_in"] = torch.tensor(sorted(self._aligned_in.items()), dtype=torch.int64)
         groups: dict[str, Mapping[int, Tensors]] = {
             "copies": self._copy_optimizers,
             "aligned": self._aligned,
@@ -355,66 +421,17 @@ class SServer(SServerRole):
         self._aligned = by_client(below("aligned/", state))
         self._alignment_optimizers = by_client(below("alignment_optimizers/", state))
         self._seen = set(state["seen"].tolist())
+        self._aligned_in = dict(state["aligned_in"].tolist()) if "aligned_in" in state else {}
         for client, tensors in by_client(below("alignment/", state)).items():
             self.alignment[client] = AlignmentData(self._settings.config.alignment.samples)
             self.alignment[client].load_state(tensors)
 
 
-class _Alignment(NamedTuple):
-    """One auxiliary that is to be aligned."""
-
-    client: int
-    """Whose it is, or POOLED."""
-    start: Tensors
-    optimizer: Tensors
-    """The optimizer's state that the alignment before has left; empty: a new one."""
-    uploads: Sequence[Upload]
-
-
-class _Aligned(NamedTuple):
-    """An aligned auxiliary, and the optimizer's state where it is kept."""
-
-    auxiliary: Tensors
-    optimizer: Tensors
-
-
-def _align_one(
-    workbench: Workbench, settings: Settings, shared: tuple[int, Tensors], item: _Alignment
-) -> _Aligned | str:
-    """Align one auxiliary; shared are the round and the server-side model. Returns why, where that is not possible."""
-    t, model = shared
-    config: AlignmentConfig = settings.config.alignment
-    server = Replica(workbench.slots["server"], model, None)
-    start = _overlay(item.start, server.slots.frozen() | model) if config.start == "server" else item.start
-    auxiliary = Replica(workbench.slots["auxiliary"], start, partial(alignment_optimizer, config))
-    auxiliary.load_optimizer_state({path: tensor.clone() for path, tensor in item.optimizer.items()})
-    order = generator(settings.config.seed, "alignment", item.client, t)
-    try:
-        align(auxiliary.module(), server.module(), item.uploads, settings.passes, config, order, auxiliary.optimizer)
-    except UnusableError as error:
-        return str(error)
-    return _Aligned(auxiliary.weights(), auxiliary.optimizer_state() if config.optimizer_state == "kept" else {})
-
-
-@torch.no_grad()
-def _recalibrate(workbench: Workbench, settings: Settings, model: Tensors, uploads: Sequence[Upload]) -> Tensors:
-    """The model with BatchNorm statistics of these uploads, in batches as the alignment takes them."""
-    server = Replica(workbench.slots["server"], {name: tensor.clone() for name, tensor in model.items()}, None)
-    with recalibrated(server.module()) as module, settings.passes.autocast():
-        for batch in batches(uploads, settings.config.alignment.batch_size):
-            module(*batch.z)
-    return server.weights()
-
-
-def _fidelity_one(
-    workbench: Workbench, settings: Settings, model: Tensors, item: tuple[Tensors, Upload]
-) -> Fidelity | None:
-    """The fidelity of one auxiliary to the server-side model, on one upload."""
-    auxiliary = Replica(workbench.slots["auxiliary"], item[0], None)
-    server = Replica(workbench.slots["server"], model, None)
-    return fidelity(auxiliary.module(), server.module(), item[1], settings.passes)
-
-
-def _overlay(tensors: Tensors, other: Tensors) -> Tensors:
-    """`tensors` with those of `other` that have the same name and shape."""
-    return {n: other[n] if n in other and other[n].shape == x.shape else x for n, x in tensors.items()}
+def aligned_auxiliary(settings: Settings, client: int, t: int, aligned: Tensors, held: Tensors) -> Message:
+    """The message of an auxiliary to those who have the one before it: as they decode it, and what is sent."""
+    change = settings.codecs.published.get(AUXILIARY)
+    if change is None:
+        return Message({AUXILIARY: aligned})
+    noise = settings.codecs.noise(AUXILIARY, client, t)
+    sent = change.encode(aligned, held, {}, settings.trained["auxiliary"], noise)
+    return Message({AUXILIARY: sent.decoded}, changes={AUXILIARY: sent.arrays})

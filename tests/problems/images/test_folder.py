@@ -1,5 +1,7 @@
 """Folders of pictures: what is read, how it is divided, and what is refused."""
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -110,6 +112,19 @@ def test_a_part_for_testing_is_taken_from_the_clients_folders(tmp_path):
     problem = make_problem(config)
     assert (problem.examples, len(problem.data.test)) == (24, 6)
     assert sorted(torch.cat(problem.divide(config)).tolist()) == list(range(24))
+
+
+def test_a_subset_is_the_same_wherever_the_folder_lies(tmp_path):
+    fill(tmp_path / "here" / "train", 6)
+    fill(tmp_path / "here" / "test", 4)
+    shutil.copytree(tmp_path / "here", tmp_path / "far" / "away")
+    sets = [
+        load_images(f"folder:{tmp_path / place}", image_size=8, train_images=6, test_images=6, seed=seed)
+        for place, seed in (("here", 0), ("far/away", 0), ("here", 1))
+    ]
+    assert torch.equal(sets[0].train.x, sets[1].train.x)
+    assert torch.equal(sets[0].test.x, sets[1].test.x)
+    assert not torch.equal(sets[0].train.x, sets[2].train.x)
 
 
 def spoil(tmp_path, what):

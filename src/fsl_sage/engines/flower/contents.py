@@ -5,20 +5,22 @@ Flower, which moves every array by a request of its own, has one to move instead
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from typing import Any
 
 import safetensors.torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
+from fsl_sage.roles.footprint import Footprint
 from fsl_sage.roles.protocols import Parts
 from fsl_sage.wire.message import Message, Tensors
 from fsl_sage.wire.paths import below, flat, grouped
 
-ABOUT, TENSORS = "about", "tensors"
-HELLO, FINISH = "hello", "finish"
-"""What a node is asked beside training: which client it is, and to end the run."""
+ABOUT, TENSORS, FOUNDATION = "about", "tensors", "foundation"
+HELLO, OFFER, FINISH = "hello", "offer", "finish"
+"""What a node is asked beside training: which client it is, which weights of its foundation it lacks, to end the run.
+"""
 SAFETENSORS = "safetensors"
 
 
@@ -39,24 +41,38 @@ class Assignment:
     """Messages that waited for it, by kind."""
     extra: Mapping[str, Tensors] = field(default_factory=dict)
     """What the F-server sends with the weights, by kind."""
+    foundation: bytes | None = None
+    """What the client's parts stand on, if it has not got that yet."""
+    measured: bool = False
+    """Whether the client measures what its first step takes."""
     version: str = field(default_factory=lambda: version("fsl-sage"))
     """Of the server: another one at the node might compute other numbers."""
 
     def content(self) -> RecordDict:
         """As Flower carries it."""
-        about = {name: getattr(self, name) for name in ("run", "round", "client", "after", "keep", "version")}
+        about = {
+            name: getattr(self, name) for name in ("run", "round", "client", "after", "keep", "measured", "version")
+        }
         tensors = flat(self.held, "held/") | flat(self.mail, "mail/") | flat(self.extra, "extra/")
-        return RecordDict({ABOUT: ConfigRecord(about), TENSORS: pack(tensors)})
+        content = RecordDict({ABOUT: ConfigRecord(about), TENSORS: pack(tensors)})
+        if self.foundation is not None:
+            content[FOUNDATION] = as_record(self.foundation)
+        return content
 
     @classmethod
     def read(cls, records: RecordDict) -> "Assignment":
-        """What `content` wrote."""
+        """What `content` wrote. The records are emptied, so that nothing is in memory twice."""
         tensors = unpack(records.array_records[TENSORS])
+        foundation = records.array_records.get(FOUNDATION)
+        block = None if foundation is None else foundation["block"].data
+        for record in records.array_records.values():
+            record.clear()
         held, mail, extra = (grouped(below(f"{group}/", tensors)) for group in ("held", "mail", "extra"))
         about = records.config_records[ABOUT]
         round, client, after, keep = (int(about[name]) for name in ("round", "client", "after", "keep"))  # type: ignore[arg-type]
         release = str(about["version"])
-        return cls(str(about["run"]), round, client, after, keep, held, mail, extra, release)
+        measured = bool(about["measured"])
+        return cls(str(about["run"]), round, client, after, keep, held, mail, extra, block, measured, release)
 
 
 @dataclass(frozen=True)
@@ -73,12 +89,15 @@ class Report:
     """The smashed batches with their labels; the value `step` says of which local step."""
     extra: Mapping[str, Tensors] = field(default_factory=dict)
     """What the algorithm sends with the weights, by kind."""
+    footprint: Footprint | None = None
+    """What its first step took, where the server has asked for it."""
 
     def content(self) -> RecordDict:
         """As Flower carries it."""
         about: dict[str, Any] = {"run": self.run, "round": self.round, "client": self.client}
         losses = {f"loss/{name}": value for name, value in self.losses.items()}
-        return RecordDict({ABOUT: ConfigRecord({**about, **losses}), TENSORS: pack(self.tensors())})
+        step = {} if self.footprint is None else {f"step/{n}": value for n, value in asdict(self.footprint).items()}
+        return RecordDict({ABOUT: ConfigRecord({**about, **losses, **step}), TENSORS: pack(self.tensors())})
 
     def tensors(self) -> Tensors:
         """All as one dict: `weights/PART/NAME`, `extra/KIND/NAME` and `upload/STEP/KIND/NAME`."""
@@ -88,17 +107,31 @@ class Report:
         return tensors
 
     @classmethod
-    def of_tensors(cls, run: str, round: int, client: int, losses: Mapping[str, float], tensors: Tensors) -> "Report":
+    def of_tensors(
+        cls,
+        run: str,
+        round: int,
+        client: int,
+        losses: Mapping[str, float],
+        tensors: Tensors,
+        footprint: Footprint | None = None,
+    ) -> "Report":
         """The report whose tensors `tensors` put together."""
         steps = grouped(below("upload/", tensors))
         uploads = [Message(grouped(own), {"step": int(step)}) for step, own in steps.items()]
         parts, extra = (grouped(below(f"{group}/", tensors)) for group in ("weights", "extra"))
-        return cls(run, round, client, losses, parts, uploads, extra)
+        return cls(run, round, client, losses, parts, uploads, extra, footprint)
 
 
 def pack(tensors: Tensors) -> ArrayRecord:
     """Named tensors as one array of bytes."""
-    block = safetensors.torch.save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+    return as_record(
+        safetensors.torch.save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+    )
+
+
+def as_record(block: bytes) -> ArrayRecord:
+    """A safetensors block as Flower carries it."""
     return ArrayRecord({"block": Array("uint8", (len(block),), SAFETENSORS, block)})
 
 

@@ -20,7 +20,8 @@ from fsl_sage.engines.ray.pool import Pool, UnpreparedError
 from fsl_sage.engines.server import HostedServer
 from fsl_sage.engines.worker import Conversation, Worker, copied
 from fsl_sage.roles.protocols import Parts, Update
-from fsl_sage.roles.s_server import Job, SServer
+from fsl_sage.roles.s_server import SServer
+from fsl_sage.roles.server_jobs import Job
 from fsl_sage.roles.work import Workbench
 from fsl_sage.wire.ledger import Entry, Ledger
 from fsl_sage.wire.link import Link
@@ -28,9 +29,9 @@ from fsl_sage.wire.message import Message, Tensors
 
 MIB = 2**20
 
-Common = tuple[Parts, Mapping[str, Tensors], frozenset[int]]
-"""What all clients of a round get: the averaged weights by part, what the F-server sends along by kind, and for which
-clients these weights are new after an absence."""
+Common = tuple[Parts, Mapping[str, Tensors], frozenset[int], int | None]
+"""What all clients of a round get: the averaged weights by part, what the F-server sends along by kind, for which
+clients these weights are new after an absence, and whose first step is measured."""
 
 
 class WorkerActor:
@@ -99,9 +100,9 @@ class WorkerActor:
         return job(self._worker.workbench, self._worker.setup.settings, shared, item)
 
     def _delivery(self, common: Common, mail: Mapping[int, Any]) -> Delivery:
-        received, extra, renewed = common
+        received, extra, renewed, measured = common
         received, extra, mail = to_device((received, extra, mail), self._device)
-        return Delivery(received, mail, extra, renewed)
+        return Delivery(received, mail, extra, renewed, measured)
 
     def _own(self, state: Tensors) -> Tensors:
         # What came through the object store is shared, and a client's optimizer writes on its state.
@@ -114,7 +115,7 @@ def _apart(outcome: Outcome | ClientError) -> tuple[Update | ClientError, Tensor
 
 
 class Line:
-    """A client's line to the S-server. It never waits for an answer, only that the upload before has come in."""
+    """A client's line to the S-server. It never waits for an answer, only until the upload before it has arrived."""
 
     def __init__(self, server: ActorHandle | None, t: int, client: int) -> None:
         self._server = server
@@ -128,7 +129,7 @@ class Line:
         self._last = self._server.take.options(concurrency_group="intake").remote(*self._key, upload)
 
     def close(self) -> None:
-        """That was all."""
+        """Tell the S-server that no more uploads will come."""
         if self._server is not None:
             self._wait()
             self._last = self._server.close.options(concurrency_group="intake").remote(*self._key)
@@ -164,7 +165,7 @@ class ServerActor:
         return self._side.role
 
     def _spread(self, job: Job, shared: Any, items: Sequence[Any]) -> list[Any]:
-        """Over the workers; but a single item would only travel for nothing, with all the data that it holds."""
+        """Share the items out to the workers. A single item stays here: sending its data would gain nothing."""
         if len(items) > 1:
             return self._pool.spread(job, shared, items)
         return [job(self._here, self._setup.settings, shared, item) for item in items]
@@ -243,5 +244,7 @@ def settle(setup: Setup) -> Setup:
     task = copy.copy(setup.settings.task)
     task.device = device
     modules = {part: module.to(device) for part, module in setup.modules.items()}
+    at_cut = {cut: {part: x.to(device) for part, x in parts.items()} for cut, parts in setup.at_cut.items()}
     settings = replace(setup.settings, device=device, task=task)
-    return replace(setup, settings=settings, modules=modules, initial=to_device(setup.initial, device))
+    initial = to_device(setup.initial, device)
+    return replace(setup, settings=settings, modules=modules, initial=initial, at_cut=at_cut)

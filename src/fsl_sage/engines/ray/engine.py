@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -62,7 +63,7 @@ class RayEngine(Engine):
 
     def train(self, t: int, clients: Sequence[int], delivery: Delivery, link: Link) -> list[Update]:
         """Clients that wait exchange every batch with the S-server; the others run their whole round in parallel."""
-        common = ray.put((delivery.received, delivery.extra, delivery.renewed))
+        common = ray.put((delivery.received, delivery.extra, delivery.renewed, delivery.measured))
         if self.setup.algorithm.waits_in(t):
             ended = self._run_in_exchange(t, clients, common, delivery.mail, link)
         else:
@@ -220,7 +221,7 @@ def of_worker(references: Sequence[ray.ObjectRef]) -> list[Any]:
 def to_device_of(setup: Setup, update: Update) -> Update:
     """An update on the driver's device."""
     parts, extra = to_device((update.parts, update.extra), setup.settings.device)
-    return Update(update.client, parts, update.losses, extra)
+    return replace(update, parts=parts, extra=extra)
 
 
 def longest_first(clients: Sequence[int], sizes: Sequence[int]) -> list[int]:

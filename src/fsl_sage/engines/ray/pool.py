@@ -12,7 +12,7 @@ from ray.exceptions import ActorDiedError, ObjectLostError, RayActorError, RayTa
 
 from fsl_sage.engines.base import LostError
 from fsl_sage.errors import TrainingError
-from fsl_sage.roles.s_server import Job
+from fsl_sage.roles.server_jobs import Job
 
 TRIES = 5
 """How often a call is made whose worker dies every time."""

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fsl_sage.alignment.fidelity import Fidelity
 from fsl_sage.engines.base import Server
+from fsl_sage.roles.footprint import Footprint
 from fsl_sage.wire.message import Message, Tensors
 
 
@@ -21,6 +22,10 @@ class RemoteServer(Server):
         """Tell it of an average."""
         self._call("ask", "set_auxiliary", tensors)
 
+    def take(self, tensors: Tensors) -> None:
+        """Give it averaged weights."""
+        self._call("ask", "take", tensors)
+
     def end_of_round(self, t: int) -> list[tuple[int, Message]]:
         """Alignment, where the algorithm has one."""
         messages: list[tuple[int, Message]] = self._call("ask", "end_of_round", t)
@@ -34,6 +39,11 @@ class RemoteServer(Server):
     def fidelity(self, *, seen: bool = False) -> Fidelity | None:
         """On a few clients' newest uploads."""
         found: Fidelity | None = self._call("ask", "fidelity", seen=seen)
+        return found
+
+    def footprint(self) -> Footprint | None:
+        """Of the first step."""
+        found: Footprint | None = self._call("ask", "footprint")
         return found
 
     def take_loss(self) -> float | None:

