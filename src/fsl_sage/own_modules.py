@@ -48,7 +48,8 @@ def import_own(name: str, option: str) -> Any:
 
 def _nearest(part: str, holder: Any) -> str:
     """The end of the sentence: which of the classes and functions that stand there was meant."""
-    own = [name for name, value in vars(holder).items() if getattr(value, "__module__", None) == holder.__name__]
+    there, place = getattr(holder, "__dict__", {}), getattr(holder, "__name__", "")
+    own = [name for name, value in there.items() if getattr(value, "__module__", None) == place]
     return nearest(part, own, "; it has") if own else "."
 
 
