@@ -34,7 +34,7 @@ def print_cuts(console: Console, config: Config, table: Sequence[CutCosts], limi
 
 
 def _print_whole(console: Console, shown: Table) -> None:
-    """A table as wide as it is: a number that is cut off is no number."""
+    """A table in its full width: a number that is cut off would mislead."""
     natural = Measurement.get(console, console.options.update(max_width=10_000), shown).maximum
     for line in console.render_lines(shown, console.options.update(width=natural)):
         console.print(Segments([*line, Segment.line()]), soft_wrap=True)

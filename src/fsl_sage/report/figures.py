@@ -13,6 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
+from fsl_sage.records.figures import literal
 from fsl_sage.report.options import HETEROGENEITY, concerns, dirichlet_alpha, heterogeneity
 from fsl_sage.report.panels import (
     LOOK,
@@ -130,7 +131,7 @@ def _score_against_communication(study: Study) -> Iterator[Drawing]:
     levels = sorted({_level(setting) for setting in study.settings}, reverse=True)
 
     def area(setting: Setting) -> float:
-        """The more heterogeneous, the larger, in equal steps."""
+        """Sizes of markers in equal steps; the more heterogeneous, the larger."""
         return 45 + 70 * levels.index(_level(setting))
 
     def paint(axes: Axes, members: Sequence[Setting]) -> None:
@@ -309,7 +310,7 @@ def _classes(study: Study) -> Iterator[Drawing]:
         else:
             axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         if len(names) <= 20:
-            axes.set_xticks(range(len(names)), names, rotation=45, ha="right", fontsize=8)
+            axes.set_xticks(range(len(names)), map(literal, names), rotation=45, ha="right", fontsize=8)
         if counts.size <= 200:
             for (client, label), count in np.ndenumerate(counts):
                 dark = count > 0.6 * most
@@ -346,7 +347,7 @@ def _ablation(study: Study, path: str) -> Iterator[Drawing]:
             else:
                 _baseline(axes, series[0], metric)
         axes.set(xlabel=option_axis(path), ylabel=metric.axis)
-        axes.set_xticks(places, [_value_label(study, path, setting) for setting in members])
+        axes.set_xticks(places, [literal(_value_label(study, path, setting)) for setting in members])
         axes.margins(x=0.08)
 
     legend = legend_of(study.algorithms)
