@@ -135,7 +135,7 @@ def play(
 
 def _trackers(callbacks: Sequence[Tracker]) -> list[Tracker]:
     """The callbacks, of which one may stand alone."""
-    each = [callbacks] if isinstance(callbacks, Tracker) else list(callbacks)
+    each: list[Tracker] = [callbacks] if isinstance(callbacks, Tracker) else list(callbacks)
     for callback in each:
         if not isinstance(callback, Tracker):
             raise InputError(

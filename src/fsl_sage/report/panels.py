@@ -10,6 +10,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogFormatter, LogLocator, NullLocator
 
@@ -97,7 +98,7 @@ def pages(
 def give_title(figure: Figure, title: str) -> None:
     """Put a title above the legend; matplotlib draws a figure's own title and a legend outside over one another."""
     if figure.legends:
-        figure.legends[0].set_title(literal(title), prop={"size": 11})
+        figure.legends[0].set_title(literal(title), prop=FontProperties(size=11))
     else:
         figure.suptitle(literal(title), fontsize=11)
 

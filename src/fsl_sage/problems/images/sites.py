@@ -11,6 +11,7 @@ from fsl_sage.problems.images.folder import read_all
 from fsl_sage.problems.images.images import ImageData, Images, ImageTerms
 from fsl_sage.problems.images.npz import channel_moments, images_in, read_arrays
 from fsl_sage.problems.images.problem import ImageProblem, load_image_data
+from fsl_sage.problems.texts.sources import kind_of_texts
 
 
 def load_site(path: Path, terms: ImageTerms) -> ImageProblem:
