@@ -86,7 +86,7 @@ def build_parts_at(
         raise InputError("A cut for each client needs a model whose weights are all trained: give --model.cut instead.")
     there: dict[str, Any] = {"device": device, "dtype": dtype_of(config.precision)}
     splits = {cut: split_model(model, cut, example) for cut in dict.fromkeys(cuts)}
-    parts = {
+    parts: dict[str, dict[str, nn.Module]] = {
         cut: {"client": split.client.to(**there), "server": split.server.to(**there)} for cut, split in splits.items()
     }
     return dict(sorted(parts.items(), key=lambda item: len(item[1]["client"].state_dict())))
