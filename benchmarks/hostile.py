@@ -21,11 +21,12 @@ from torch import Tensor
 
 from fsl_sage.config import AlignmentConfig, Config, DataConfig, ModelConfig
 from fsl_sage.deploy.app import agree, write_sites
-from fsl_sage.deploy.site import Site
+from fsl_sage.deploy.site import Place, Site
 from fsl_sage.engines.dry import DryEngine
 from fsl_sage.engines.flower.contents import ABOUT, TENSORS, Assignment, pack, unpack
+from fsl_sage.engines.flower.foundation import Foundation
 from fsl_sage.engines.flower.inspection import Inspector, RejectedError
-from fsl_sage.experiment.setup import make_dry_setup
+from fsl_sage.experiment.setup import make_dry_setup, make_setup
 from fsl_sage.problems.images.problem import image_shapes
 
 CONFIG = Config(
@@ -58,12 +59,14 @@ def honest(directory: Path) -> tuple[Inspector, RecordDict]:
     """The inspector of a run, and the reply of one of its clients as it should be."""
     agreement, shares = agree(CONFIG, None)
     sites = write_sites(directory / "sites", shares, agreement)
-    site = Site(CONFIG, agreement, CLIENT, sites[CLIENT], directory / "state")
-    held = {part: site.setup.initial[part] for part in site.setup.algorithm.holds}
-    report = site.train(Assignment(RUN, 0, CLIENT, -1, -1, held, {}))
+    site = Site(CONFIG, agreement, Place(CLIENT, sites[CLIENT], directory / "state"))
+    setup = make_setup(CONFIG)
+    held = {part: setup.initial[part] for part in setup.algorithm.holds}
+    foundation = Foundation.of(setup)[0].pack()
+    report = site.train(Assignment(RUN, 0, CLIENT, -1, -1, held, {}, foundation=foundation))
     shapes = image_shapes(agreement.sizes(sum(agreement.examples)))
     dry = DryEngine(make_dry_setup(CONFIG, shapes, agreement.examples))
-    return Inspector(RUN, dry, len(agreement.classes), torch.device("cpu")), report.content()
+    return Inspector(RUN, dry, torch.device("cpu")), report.content()
 
 
 def verdict(inspector: Inspector, content: RecordDict) -> tuple[str, str]:

@@ -390,6 +390,7 @@ def test_cohorts_are_drawn_by_round_and_have_their_size():
 # Records
 
 
+@pytest.mark.drawn
 def test_the_run_directory(tiny):
     config = tiny(alignment={"steps": 2})
     result = run(config)
@@ -398,6 +399,7 @@ def test_the_run_directory(tiny):
         "README.md", "accuracy.png", "classes.csv", "classes.png", "config.json", "inference.json", "ledger.csv",
         "metrics.jsonl", "model.safetensors", "result.json", "test_by_class.csv",
     }  # fmt: skip
+    assert all((result.directory / name).read_bytes().startswith(b"\x89PNG") for name in names if name.endswith(".png"))
     written = json.loads((result.directory / "config.json").read_text())
     assert written["config"]["alignment"]["steps"] == 2
     assert written["versions"]["torch"] == torch.__version__

@@ -33,8 +33,9 @@ from fsl_sage.records.run_directory import RunDirectory
 from ..conftest import tiny_config
 from ..engines.test_flower import Deployment, assert_same_run
 from . import prestarted
+from .cutting_proxy import CuttingProxy
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("flower")]
 
 ROOT = Path(__file__).parents[2]
 
@@ -267,3 +268,30 @@ def test_flower_reports_nothing_looks_nothing_up_and_installs_nothing(nodes):
     assert ENVIRONMENT.items() <= nodes.environment.items()
     assert "--disable-runtime-dependency-installation" in superlink_command(1, nodes.files)
     assert "--allow-runtime-dependency-installation" not in node_command("", Path(), Path(), 1, 0, Path(), Path())
+
+
+def test_a_first_download_of_500_mb_survives_a_connection_that_is_cut_again_and_again(nodes, tmp_path):
+    """The site goes on where it was, and starts from the weights that were sent: the run is the one without cuts."""
+    model = {"name": "tests.deploy.large_model:Large", "cut": "scale"}
+    shares = Deployment(tiny_config({}), tmp_path / "images")
+    config = tiny_config({"clients": 1, "rounds": 1, "model": model})
+    deployment = Deployment(config, tmp_path, shares.sites[:1], shares.agreement.examples[:1])
+    proxy = CuttingProxy(nodes.port, every=60_000_000, times=6)
+    try:
+        for name in [name for name in nodes._running if name.startswith("node-")]:
+            nodes.stop(name)
+        nodes.start_node(0, deployment.sites[0], proxy.port, state=deployment.states)
+        nodes.run(deployment, timeout=600.0)
+        nodes.finish(deployment)
+    finally:
+        nodes.stop("node-0")
+        proxy.close()
+    assert proxy.cuts == 6
+    assert proxy.came > 500_000_000
+    assert [file.stat().st_size for file in (deployment.states / "weights").iterdir()] == [500_000_000]
+    assert deployment.metrics()[0]["missing"] == []
+
+    federation, deployment.run_directory = deployment.run_directory, tmp_path / "without"
+    deployment.states = tmp_path / "other-state"
+    deployment.serve(deployment.grid())
+    assert_same_run(federation, deployment.run_directory)

@@ -1,5 +1,6 @@
 """A grid without a network: every message is played at once by the real ClientApp of its node."""
 
+import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import count
@@ -37,11 +38,11 @@ class InProcessGrid:
         self._numbers = count()
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
 
-    def join(self, client: int, data: Path, state: Path, name: str = "") -> int:
-        """A node appears."""
+    def join(self, client: int, data: Path, state: Path, name: str = "", **more: str) -> int:
+        """A node appears, with more in its --node-config if given."""
         id = 1000 + next(self._numbers)
         info = NodeInfo(node_id=id, name=name, last_activated_at=f"time {id}")
-        self.nodes[id] = Node(info, {"client": client, "data": str(data), "state": str(state)})
+        self.nodes[id] = Node(info, {"client": client, "data": str(data), "state": str(state), **more})
         return id
 
     def get_nodes(self) -> list[NodeInfo]:
@@ -57,7 +58,7 @@ class InProcessGrid:
         node = self.nodes[message.metadata.dst_node_id]
         context = Context(1, node.info.node_id, node.config, RecordDict(), {})
         try:
-            reply = self.app(message, context)
+            reply = self.app(copy.deepcopy(message), context)  # the other end of a network has a copy
         except Exception as error:
             reply = Message(Error(2, f"{type(error)}:<'{error}'>"), reply_to=message)
         self._replies[id] = self.tamper(node.config["client"], message, reply)

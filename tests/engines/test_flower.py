@@ -12,7 +12,6 @@ pytest.importorskip("flwr")
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
-from fsl_sage.config import from_dict
 from fsl_sage.deploy.agreement import read_agreement, write_agreement
 from fsl_sage.deploy.app import agree, write_app, write_sites
 from fsl_sage.deploy.client_app import make_client_app
@@ -25,7 +24,6 @@ from fsl_sage.errors import InputError, TrainingError
 from fsl_sage.experiment import run
 from fsl_sage.experiment.setup import make_dry_setup
 from fsl_sage.problems.images.problem import image_shapes
-from fsl_sage.problems.images.sites import load_server_data
 from fsl_sage.records.files import load_tensors
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.wire.message import nbytes
@@ -41,12 +39,14 @@ NOT_COMPARED = ("seconds", "elapsed_seconds", "failures", "rejected")
 class Deployment:
     """An app, its sites' data, and a server's run directory."""
 
-    def __init__(self, config, directory):
+    def __init__(self, config, directory, sites=None, examples=None, **node):
+        """The sites' data are shares of the data set, unless there are some of so many examples already."""
+        self.node = node
         self.config = config
         self.directory = directory
-        self.agreement, shares = agree(config, None)
+        self.agreement, shares = agree(config, examples)
         write_app(directory / "app", config, self.agreement)
-        self.sites = write_sites(directory / "sites", shares, self.agreement)
+        self.sites = sites or write_sites(directory / "sites", shares, self.agreement)
         self.config_file = directory / "app" / "fsl_sage_app" / "config.json"
         self.run_directory = directory / "run"
         self.states = directory / "state"
@@ -58,7 +58,7 @@ class Deployment:
         return grid
 
     def join(self, grid, client, name=""):
-        return grid.join(client, self.sites[client], self.states, name)
+        return grid.join(client, self.sites[client], self.states, name, **self.node)
 
     def serve(self, grid, **options):
         options = {**OPTIONS, "run-directory": str(self.run_directory), **options}
@@ -410,7 +410,7 @@ def test_a_site_whose_data_are_not_as_agreed_says_so_before_the_first_round(depl
     grid = deployment.grid([0, 1])
     grid.join(2, deployment.sites[0].parent, deployment.states)  # a directory: all sites' archives
     deployment.serve(grid)
-    assert "cannot take part: Client 2 has 150 images here but 50 in the agreement" in capsys.readouterr().out
+    assert "cannot take part: Client 2 has 150 examples here but 50 in the agreement" in capsys.readouterr().out
 
 
 # Hostile replies
@@ -431,7 +431,7 @@ def honest(tmp_path_factory):
     run = str(reports[0].config_records[ABOUT]["run"])
     shapes = image_shapes(deployment.agreement.sizes(sum(deployment.agreement.examples)))
     dry = DryEngine(make_dry_setup(deployment.config, shapes, deployment.agreement.examples))
-    return Inspector(run, dry, 10, torch.device("cpu")), reports[0]
+    return Inspector(run, dry, torch.device("cpu")), reports[0]
 
 
 def a_copy(content):
@@ -530,8 +530,6 @@ def test_algorithms_whose_clients_wait_are_refused(deploy, algorithm):
 def test_what_else_cannot_run_is_refused(deploy):
     with pytest.raises(InputError, match="batch-norm local cannot run on Flower"):
         deploy(model={"batch_norm": "local"})
-    with pytest.raises(InputError, match="e2e cannot run on Flower, whose sites hold images"):
-        load_server_data(from_dict({"data": {"name": "e2e"}}))
 
 
 def test_the_agreement_survives_its_file_exactly(deploy, tmp_path):

@@ -165,6 +165,7 @@ def test_an_augmentation_of_ones_own_takes_the_place_of_the_usual_one(own, tiny)
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("ray")
 def test_on_ray_it_has_the_same_bits(own, tiny):
     pytest.importorskip("ray")
     here, there = (run(configured(own, engine=engine, out=engine, workers=2)) for engine in ("local", "ray"))

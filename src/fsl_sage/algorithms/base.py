@@ -44,7 +44,7 @@ class Algorithm(ABC):
     """Own options for `fsl-sage cost`, which plays two rounds: a round that aligns, and one as most rounds are."""
 
     averages_with: ClassVar[Mapping[str, Any]] = {}
-    """Options of the group `averaging` for which it stands, as FedProx does for the pull to what was received."""
+    """Options of the group `averaging` that it sets itself: FedProx sets `proximal`."""
 
     # What it asks of an engine
 
@@ -105,6 +105,11 @@ class Algorithm(ABC):
     def reads(cls, path: str) -> bool:
         """Whether a shared option can change a run of this algorithm: `alignment.steps`, `rounds`."""
         return _covers(cls.uses, path) or not _covers(Algorithm.uses, path)
+
+    @property
+    def sends_less(self) -> bool:
+        """Whether a run may send less than its shapes say, because it depends on what was learnt."""
+        return False
 
     def check(self) -> None:
         """Refuse averages and corrections that cannot run together; their bytes can be told all the same."""

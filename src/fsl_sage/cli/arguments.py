@@ -142,7 +142,7 @@ class EvaluateArguments:
     directory: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """The run's directory."""
     data: str | None = None
-    """Another data set, as --data.name names it: its test images, or all of an .npz that has none."""
+    """Another data set, as --data.name names it: its test images, or all of a folder or an .npz that has none."""
     best: bool = False
     """Use the model of the best round (of a run with --keep best)."""
     json: bool = False
@@ -180,9 +180,22 @@ class InitArguments:
     preset: str | None = None
     """A preset of the package that the options override."""
     examples: tuple[int, ...] | None = None
-    """The number of training images of each site; if not given, the data set's are divided among the sites."""
+    """The number of training examples of each site; if not given, the data set's are divided among the sites."""
     sites: Path | None = None
     """Write each site's share of the data set there, to try a federation on one machine."""
+    config: Annotated[Config, Flat] = field(default_factory=Config)
+
+
+@dataclass(frozen=True)
+class ExportArguments:
+    """Write those files of a model hf:PATH that one side needs, for a site that is not to have the others."""
+
+    file: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[PRESET.toml]")] = None
+    """A TOML file with defaults that the options override."""
+    preset: str | None = None
+    """A preset of the package that the options override."""
+    part: Literal["client", "server"] = "client"
+    """What a client of the algorithm holds, or the S-server."""
     config: Annotated[Config, Flat] = field(default_factory=Config)
 
 
@@ -190,5 +203,7 @@ class InitArguments:
 class DemoArguments:
     """A federation of three sites on this machine: TLS, authenticated nodes, three rounds, and a comparison."""
 
+    language: bool = False
+    """Fine-tune SmolLM2-135M on prompts and completions, at sites whose memory the whole model does not fit."""
     keep: Path | None = None
     """Keep the app, the keys, the logs and the runs there."""

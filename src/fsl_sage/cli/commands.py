@@ -17,6 +17,7 @@ from fsl_sage.cli.arguments import (
     DataArguments,
     DemoArguments,
     EvaluateArguments,
+    ExportArguments,
     InitArguments,
     PredictArguments,
     ReportArguments,
@@ -25,7 +26,7 @@ from fsl_sage.cli.arguments import (
     SamplesArguments,
     TheoryArguments,
 )
-from fsl_sage.cli.consoles import ERRORS, OUT
+from fsl_sage.cli.consoles import ERRORS, OUT, without_controls
 from fsl_sage.cli.cuts import as_json, print_cuts
 from fsl_sage.cli.parsing import parse, parse_comparison
 from fsl_sage.cli.progress import Progress, print_costs_of_grid
@@ -78,7 +79,8 @@ def predict_command(args: Sequence[str]) -> None:
             print(json.dumps({"file": str(found.file), "classes": likely}))
         else:
             said = ", ".join(f"{name} {probability:.1%}" for name, probability in likely.items())
-            OUT.print(f"{found.file}: {said}", highlight=False, soft_wrap=True, markup=False)
+            line = without_controls(f"{found.file}: {said}".replace("\n", " "))
+            OUT.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 def evaluate_command(args: Sequence[str]) -> None:
@@ -204,29 +206,45 @@ def deploy_command(args: Sequence[str]) -> None:
         return
     if find_spec("flwr") is None:
         raise MissingExtra("fsl-sage deploy", "flower")
-    from fsl_sage.deploy.commands import init, show_demo
+    from fsl_sage.deploy.commands import export, init, show_demo
 
     if action == "demo":
-        show_demo(OUT, tyro.cli(DemoArguments, prog="fsl-sage deploy demo", args=rest).keep)
+        wishes = tyro.cli(DemoArguments, prog="fsl-sage deploy demo", args=rest)
+        show_demo(OUT, wishes.keep, language=wishes.language)
     elif action == "init" and rest:
-        named = not rest[0].startswith("-")
-        arguments = parse(InitArguments, "deploy init DIR", rest[1:] if named else rest)
-        if not named:
-            raise InputError("'fsl-sage deploy init' needs the directory of the app first: fsl-sage deploy init DIR.")
-        init(OUT, Path(rest[0]), arguments.config, arguments.examples, arguments.sites)
+        directory, rest = _directory_first("init", "of the app", InitArguments, rest)
+        arguments = parse(InitArguments, "deploy init DIR", rest)
+        init(OUT, directory, arguments.config, arguments.examples, arguments.sites)
+    elif action == "export-side" and rest:
+        directory, rest = _directory_first("export-side", "for the files", ExportArguments, rest)
+        chosen = parse(ExportArguments, "deploy export-side DIR", rest)
+        export(OUT, directory, chosen.config, chosen.part)
     else:
-        raise InputError("There are 'fsl-sage deploy init DIR' and 'fsl-sage deploy demo'.")
+        raise InputError(
+            "There are 'fsl-sage deploy init DIR', 'fsl-sage deploy export-side DIR' and 'fsl-sage deploy demo'."
+        )
+
+
+def _directory_first(action: str, what: str, kind: Any, rest: Sequence[str]) -> tuple[Path, Sequence[str]]:
+    """The directory that an action begins with, and the other words."""
+    if rest[0].startswith("-"):
+        parse(kind, f"deploy {action} DIR", rest)  # it may be --help
+        raise InputError(f"'fsl-sage deploy {action}' needs the directory {what} first: fsl-sage deploy {action} DIR.")
+    return Path(rest[0]), rest[1:]
 
 
 _DEPLOY = """\
 usage: fsl-sage deploy init DIR [OPTIONS]     fsl-sage deploy demo [OPTIONS]
+       fsl-sage deploy export-side DIR [OPTIONS]
 
 Separate organisations that keep their data, on Flower.
 
-  init DIR   Write a Flower app for them; 'flwr run' starts it.
-  demo       Three sites on this machine: TLS, authenticated nodes, three rounds, and a comparison.
+  init DIR          Write a Flower app for them; 'flwr run' starts it.
+  export-side DIR   Write those files of a model that one side needs.
+  demo              Three sites on this machine: TLS, authenticated nodes, three rounds, and a comparison.
+                    With --language a pretrained language model, at sites whose memory it does not fit.
 
-fsl-sage deploy init --help and fsl-sage deploy demo --help explain the options."""
+fsl-sage deploy init --help and the like explain the options."""
 
 
 def _show(config: Config, train: Callable[[Display], Result]) -> None:

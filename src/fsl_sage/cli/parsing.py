@@ -6,15 +6,22 @@ from dataclasses import replace
 from typing import TypeVar
 
 from fsl_sage.algorithms import ALGORITHMS, is_own, resolve
-from fsl_sage.cli.arguments import CompareArguments, CostArguments, CutsArguments, InitArguments, RunArguments
+from fsl_sage.cli.arguments import (
+    CompareArguments,
+    CostArguments,
+    CutsArguments,
+    ExportArguments,
+    InitArguments,
+    RunArguments,
+)
 from fsl_sage.cli.own_options import OwnOptions
 from fsl_sage.compare.grid import Grid, load_grid, parse_vary, refuse_overruled
 from fsl_sage.config import RESPELLED, Config, default_config, load_preset, option
 from fsl_sage.errors import InputError
 from fsl_sage.report.write import ReportOptions
 
-Arguments = TypeVar("Arguments", RunArguments, CostArguments, CutsArguments, InitArguments)
-Parsed = TypeVar("Parsed", RunArguments, CostArguments, CutsArguments, InitArguments, CompareArguments)
+Arguments = TypeVar("Arguments", RunArguments, CostArguments, CutsArguments, InitArguments, ExportArguments)
+Parsed = TypeVar("Parsed", RunArguments, CostArguments, CutsArguments, InitArguments, ExportArguments, CompareArguments)
 
 
 def parse(kind: type[Arguments], command: str, args: Sequence[str]) -> Arguments:

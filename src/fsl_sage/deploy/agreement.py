@@ -1,24 +1,28 @@
 """What server and sites have agreed on: the configuration, and the sizes and the meaning of the data."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fsl_sage.algorithms import ALGORITHMS, make_algorithm, resolve
 from fsl_sage.config import Config, from_dict, to_dict
 from fsl_sage.errors import InputError
 from fsl_sage.own_modules import find_modules_in
-from fsl_sage.problems.classification import BALANCED
-from fsl_sage.problems.images.images import ImageTerms
+from fsl_sage.problems.classification import BALANCED, Classes
+from fsl_sage.problems.sites import Terms
+from fsl_sage.problems.texts.language_modelling import LanguageModelling
 from fsl_sage.reading import read_json
 from fsl_sage.records.files import write_json
 
+MODEL = "model"
+"""The directory beside the app's configuration that has the one of a model hf:PATH."""
+
 
 @dataclass(frozen=True)
-class Agreement(ImageTerms):
+class Agreement(Terms):
     """What every site and the server must see in the same way."""
 
     examples: tuple[int, ...] = ()
-    """For each client the number of its training images: averages and learning rates go by them."""
+    """For each client the number of its training examples: averages and learning rates go by them."""
 
 
 def check(config: Config, agreement: Agreement) -> None:
@@ -57,17 +61,43 @@ def check(config: Config, agreement: Agreement) -> None:
         raise InputError(
             "--data.class-weights balanced cannot run on Flower, where nobody knows all labels: give the weights."
         )
-    if config.data.augmentation is not None:
-        raise InputError("--data.augmentation cannot run on Flower, whose sites do not have its module: leave it out.")
     if len(agreement.examples) != config.clients or min(agreement.examples) < 2:
         raise InputError(
-            f"The numbers of images {list(agreement.examples)} do not fit --clients {config.clients}: "
+            f"The numbers of examples {list(agreement.examples)} do not fit --clients {config.clients}: "
             "give one for each client, from 2 up."
         )
-    if len(agreement.image) != 3 or not len(agreement.mean) == len(agreement.std) == agreement.image[0]:
-        raise InputError("The agreement needs an image's channels, height and width, and mean and std by channel.")
-    if len(agreement.classes) < 2:
-        raise InputError("The agreement needs the names of at least two classes.")
+    agreement.check()
+
+
+def what_leaves(config: Config, labels: str) -> str:
+    """What of a site's data is seen by whoever runs the servers, in a sentence.
+
+    Args:
+        config: Says by which algorithm.
+        labels: What a batch's target tells of its examples.
+    """
+    algorithm = make_algorithm(config)
+    if not algorithm.has_s_server:
+        return "Of a site's data nothing leaves it but what its trained weights tell."
+    return (
+        f"What leaves a site: the activations at the cut of every batch that it uploads, and {labels}. Whoever runs "
+        "the S-server sees them, and can reconstruct inputs in part from activations. All else of its data stays."
+    )
+
+
+def agreed_on(config: Config, agreement: Agreement) -> list[str]:
+    """What a site must have and know before it joins, in sentences."""
+    texts = agreement.texts
+    said = []
+    if texts.kind:
+        said.append(
+            f"Every site needs the same tokenizer, of {texts.vocabulary:,} tokens, and texts of at most "
+            f"{texts.longest} tokens."
+        )
+    if agreement.classes:
+        said.append(f"The classes, in this order: {', '.join(agreement.classes)}.")
+    labels = {"prompts": LanguageModelling.labels_are, "labels": Classes.labels_are}.get(texts.kind, Classes.labels_are)
+    return [*said, what_leaves(config, "the target of every example" if agreement.own else labels)]
 
 
 def write_agreement(path: Path, config: Config, agreement: Agreement) -> None:
@@ -89,3 +119,11 @@ def read_agreement(path: Path) -> tuple[Config, Agreement]:
         raise InputError(f"{path}: {error}") from None
     check(config, agreement)
     return config, agreement
+
+
+def at_site(config: Config, config_file: Path) -> Config:
+    """The configuration as it is at a site: of a model hf:PATH the structure is in the app."""
+    structure = config_file.parent / MODEL
+    if not (structure / "config.json").is_file():
+        return config
+    return replace(config, model=replace(config.model, name=f"hf:{structure}"))

@@ -2,20 +2,16 @@
 
 import shutil
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
-import numpy as np
-
-from fsl_sage.algorithms import find_algorithm, is_own
 from fsl_sage.config import Config
-from fsl_sage.deploy.agreement import Agreement, check, write_agreement
+from fsl_sage.deploy.agreement import MODEL, Agreement, check, write_agreement
 from fsl_sage.engines.process import is_installed
 from fsl_sage.errors import InputError
-from fsl_sage.models import check_model_name
-from fsl_sage.problems.images.images import Images
-from fsl_sage.problems.images.problem import ImageProblem
-from fsl_sage.problems.images.sites import kind_of_pixels, load_server_data
+from fsl_sage.models.language import model_path
+from fsl_sage.own_modules import import_own, is_own
+from fsl_sage.problems.sites import Shares, agree_on, write_shares
 
 PACKAGE = "fsl_sage_app"
 
@@ -46,7 +42,7 @@ clientapp = "{package}.client_app:app"
 # Change them for one run with: flwr run . NAME --run-config 'run-directory="/srv/runs/one" timeout=600.0'
 [tool.flwr.app.config]
 run-directory = "runs/federation"  # on the server; a run that was interrupted there is resumed
-data = ""                          # the server's test images, if not those of config.json: npz:PATH
+data = ""                          # the server's test data, if not those of config.json: npz:PATH
 timeout = 3600.0                   # seconds that the clients have for a round
 minimum = 1                        # the fewest clients whose replies make a round
 join-timeout = 120.0               # seconds that the first round waits for all clients to be connected
@@ -86,22 +82,24 @@ def write_app(directory: Path, config: Config, agreement: Agreement) -> None:
     (directory / "pyproject.toml").write_text(pyproject)
     (directory / "LICENSE").write_text(LICENSE)
     (package / "__init__.py").write_text("")
-    carry_module(config.algorithm, directory)
+    for name in (config.algorithm, config.model.name, config.data.name, config.data.augmentation or ""):
+        carry_module(name, directory)
+    carry_structure(config.model.name, package / MODEL)
     write_agreement(package / "config.json", replace(config, engine="flower", out=None), agreement)
     for name, (role, module, make) in MODULES.items():
         (package / f"{name}.py").write_text(APP.format(role=role, module=module, make=make))
 
 
-def carry_module(algorithm: str, directory: Path) -> None:
-    """Copy the module of an algorithm MODULE:CLASS into the app, where server and sites import it.
+def carry_module(name: str, directory: Path) -> None:
+    """Copy the module of an algorithm, model, problem or augmentation MODULE:NAME into the app, to be imported there.
 
     A module that is installed is not copied: server and sites have it installed too. Of a package the files of the
     modules that lead to it are copied; what it imports besides must be at the sites.
     """
-    if not is_own(algorithm):
+    if not is_own(name):
         return
-    find_algorithm(algorithm)
-    names = algorithm.partition(":")[0].split(".")
+    import_own(name, "")
+    names = name.partition(":")[0].split(".")
     for count in range(1, len(names) + 1):
         file = getattr(sys.modules[".".join(names[:count])], "__file__", None)
         if file is None:  # a folder without an __init__.py
@@ -114,20 +112,21 @@ def carry_module(algorithm: str, directory: Path) -> None:
         shutil.copyfile(file, target)
 
 
-def agree(config: Config, examples: tuple[int, ...] | None) -> tuple[Agreement, list[Images]]:
-    """The agreement on a data set, and the clients' shares of it; with `examples` the images are at the sites."""
-    check_model_name(config.model.name)
-    data = load_server_data(config)
-    shares = [] if examples else [data.train.subset(indices) for indices in ImageProblem(data).divide(config)]
-    counts = examples or tuple(len(share) for share in shares)
-    terms = (data.sizes.image, data.classes, data.mean, data.std, kind_of_pixels(data.train))
-    return Agreement(*terms, examples=counts), shares
+def carry_structure(name: str, directory: Path) -> None:
+    """Put the configuration of a model hf:PATH into the app: from it a site builds the structure, without files."""
+    path = model_path(name) if name.startswith("hf:") else None
+    if path is not None:
+        directory.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path / "config.json", directory / "config.json")
 
 
-def write_sites(directory: Path, shares: list[Images], agreement: Agreement) -> list[Path]:
-    """The images of each client in an archive of its own, as a site would have them."""
-    directory.mkdir(parents=True, exist_ok=True)
-    paths = [directory / f"client-{client}.npz" for client in range(len(shares))]
-    for path, share in zip(paths, shares, strict=True):
-        np.savez(path, x=share.x.numpy(), y=share.y.numpy(), classes=np.array(agreement.classes))
-    return paths
+def agree(config: Config, examples: tuple[int, ...] | None) -> tuple[Agreement, Shares]:
+    """The agreement on a data set, and the clients' shares of it; with `examples` the data are at the sites."""
+    terms, shares = agree_on(config, at_sites=examples is not None)
+    values = {field.name: getattr(terms, field.name) for field in fields(terms)}
+    return Agreement(**values, examples=examples or tuple(len(share) for share in shares)), shares
+
+
+def write_sites(directory: Path, shares: Shares, agreement: Agreement) -> list[Path]:
+    """The examples of each client in a file of its own, as a site would have them."""
+    return write_shares(directory, shares, agreement)

@@ -1,19 +1,25 @@
-"""The ClientApp: what a node does with the server's messages."""
+"""The ClientApp: what a node does with the server's messages.
 
+Flower starts a process for every message. What only one that trains needs, torch above all, is imported there: a
+process that takes a chunk of weights has none of it.
+"""
+
+import atexit
 import logging
 import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fsl_sage.deploy.agreement import read_agreement
-from fsl_sage.deploy.site import Site
-from fsl_sage.engines.base import ClientError
-from fsl_sage.engines.flower.contents import ABOUT, FINISH, HELLO, Assignment
+from fsl_sage.engines.flower.weight_store import WEIGHTS, WeightStore
 from fsl_sage.errors import InputError
+
+if TYPE_CHECKING:
+    from fsl_sage.deploy.site import Site
 
 LOG = logging.getLogger("flwr")
 
@@ -28,49 +34,129 @@ def make_client_app(config_file: Path, mods: Sequence[Any] = ()) -> ClientApp:
     """The ClientApp of an app whose configuration and agreement are in `config_file`."""
     app = ClientApp(mods=list(mods))
 
-    @app.query(HELLO)
+    @app.query("hello")
     def hello(message: Message, context: Context) -> Message:
         """Which client this node is; its data are read, so that a fault shows before the first round."""
-        site = _careful(lambda: _site(config_file, context))
-        return Message(RecordDict({ABOUT: ConfigRecord({"client": site.client})}), reply_to=message)
+
+        def answer() -> int:
+            site = _site(config_file, context)
+            site.look()
+            return site.client
+
+        return _reply(message, client=_careful(answer))
+
+    @app.query("offer")
+    def offer(message: Message, context: Context) -> Message:
+        """Which chunks of the weights that the client's parts stand on are not here."""
+
+        def answer() -> list[str]:
+            about = message.content.config_records["about"]
+            block = message.content.array_records["foundation"]["block"].data
+            site = _site(config_file, context)
+            site.look()
+            return [f"{sha256}.{number}" for sha256, number in site.lacks(str(about["run"]), block)]
+
+        return _reply(message, lacks=_careful(answer))
+
+    @app.query(WEIGHTS)
+    def weights(message: Message, context: Context) -> Message:
+        """Chunks of weights come."""
+
+        def keep() -> None:
+            store = WeightStore(_state(context) / WEIGHTS)
+            arrays = message.content.array_records["tensors"]
+            sizes: Any = message.content.config_records["about"]["sizes"]
+            for (name, array), size in zip(arrays.items(), sizes, strict=True):
+                sha256, _, number = name.partition(".")
+                store.put(sha256, int(size), int(number), array.data)
+
+        _careful(keep)
+        return _reply(message)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         """One local round."""
-        report = _careful(lambda: _site(config_file, context).train(Assignment.read(message.content)))
-        return Message(report.content(), reply_to=message)
 
-    @app.query(FINISH)
+        def answer() -> RecordDict:
+            from fsl_sage.engines.flower.contents import Assignment
+
+            site, assignment = _site(config_file, context), Assignment.read(message.content)
+            if Path(sys.argv[0]).name == "flwr-clientapp":  # the process ends when the reply has left
+                atexit.register(site.note_peak, assignment.run, 0)
+            try:
+                return site.train(assignment).content()
+            finally:
+                site.note_peak(assignment.run)
+
+        return Message(_careful(answer), reply_to=message)
+
+    @app.query("finish")
     def finish(message: Message, context: Context) -> Message:
         """The end of the run."""
-        _careful(lambda: _site(config_file, context).finish(Assignment.read(message.content)))
+
+        def answer() -> None:
+            from fsl_sage.engines.flower.contents import Assignment
+
+            _site(config_file, context).finish(Assignment.read(message.content))
+
+        _careful(answer)
         return Message(RecordDict(), reply_to=message)
 
     return app
 
 
-def _site(config_file: Path, context: Context) -> Site:
+def _reply(message: Message, **values: Any) -> Message:
+    return Message(RecordDict({"about": ConfigRecord(values)}), reply_to=message)
+
+
+def _site(config_file: Path, context: Context) -> "Site":
     """The site that the SuperNode's --node-config describes."""
+    from fsl_sage.deploy.agreement import at_site, read_agreement
+    from fsl_sage.deploy.site import Place, Site
+
     config, agreement = read_agreement(config_file)
     node = context.node_config
     if not isinstance(node.get("client"), int) or not isinstance(node.get("data"), str):
         raise InputError("""The SuperNode needs --node-config 'client=0 data="PATH" state="DIR"'.""")
-    state = Path(str(node.get("state", _default_state()))).expanduser()
-    return Site(config, agreement, int(node["client"]), Path(str(node["data"])).expanduser(), state)
+    own = {name: Path(str(node[name])).expanduser() for name in ("tokenizer", "model") if node.get(name)}
+    place = Place(int(node["client"]), Path(str(node["data"])).expanduser(), _state(context), **own)
+    return Site(at_site(config, config_file), agreement, place)
 
 
-def _default_state() -> Path:
-    return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state") / "fsl-sage"
+def _state(context: Context) -> Path:
+    default = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state") / "fsl-sage"
+    return Path(str(context.node_config.get("state", default))).expanduser()
 
 
 def _careful(work: Callable[[], Result]) -> Result:
     """Flower sends the text of an exception to the server: only what was written for a person may go there."""
     try:
         return work()
-    except (InputError, ClientError) as error:
-        LOG.error("%s", error, exc_info=not isinstance(error, InputError))
-        said = str(error) if isinstance(error, InputError) else "its training failed; the log of the node says why"
-        raise SiteError(said) from None
+    except InputError as error:
+        LOG.error("%s", error)
+        raise SiteError(str(error)) from None
     except Exception as error:
         LOG.exception("The round failed")
-        raise SiteError(f"{type(error).__name__}; the log of the node says more") from None
+        raise SiteError(_in_a_sentence(error)) from None
+
+
+def _in_a_sentence(error: Exception) -> str:
+    if "allocate memory" in str(error) or isinstance(error, MemoryError):
+        return f"the memory of its process does not suffice{_allowed()}; a cut nearer to the input needs less"
+    if "fsl_sage.engines.base" in sys.modules:
+        from fsl_sage.engines.base import ClientError
+
+        if isinstance(error, ClientError):
+            return "its training failed; the log of the node says why"
+    return f"{type(error).__name__}; the log of the node says more"
+
+
+def _allowed() -> str:
+    """The limit that was set for the process, if there is one."""
+    try:
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
+    except (ImportError, OSError):
+        return ""
+    return "" if limit == resource.RLIM_INFINITY else f": it may take {limit / 1e6:,.0f} MB"

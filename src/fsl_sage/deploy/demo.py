@@ -34,7 +34,7 @@ CONFIG = Config(
 
 def demo(console: Console, keep: Path | None = None) -> None:
     """Start, train, compare, clean up; with `keep` the files stay there."""
-    with _directory(keep) as directory, LoopbackFederation(directory / "federation") as federation:
+    with demo_directory(keep) as directory, LoopbackFederation(directory / "federation") as federation:
         console.print("An app for three sites, and the images of each in an archive of its own", style="bold")
         agreement, shares = agree(CONFIG, None)
         write_app(directory / "app", CONFIG, agreement)
@@ -45,7 +45,7 @@ def demo(console: Console, keep: Path | None = None) -> None:
         console.print("Three SuperNodes, and the run", style="bold")
         for client, site in enumerate(sites):
             federation.start_node(client, site)
-        _follow(federation, directory, console)
+        follow(federation, directory, console)
         console.print("The same run in this process", style="bold")
         local = run(replace(CONFIG, out=directory / "local"))
         compare(directory / "run", local.directory)
@@ -58,10 +58,17 @@ def demo(console: Console, keep: Path | None = None) -> None:
         console.print(f"The files are in {keep}.", soft_wrap=True)
 
 
-def _follow(federation: LoopbackFederation, directory: Path, console: Console) -> None:
+def follow(federation: LoopbackFederation, directory: Path, console: Console) -> None:
     """`flwr run`, with what the server says of the run."""
-    command = ["flwr", "run", str(directory / "app"), NAME, "--stream"]
-    command += ["--run-config", f'run-directory="{directory / "run"}"']
+    said = listen(federation, directory, console, "app", "run")
+    if not RunDirectory(directory / "run").finished():
+        raise TrainingError(f"The run failed:\n{''.join(said[-30:])}")
+
+
+def listen(federation: LoopbackFederation, directory: Path, console: Console, app: str, run: str) -> list[str]:
+    """`flwr run`, with what the server says of the run; returns all that was said."""
+    command = ["flwr", "run", str(directory / app), NAME, "--stream"]
+    command += ["--run-config", f'run-directory="{directory / run}"']
     process = subprocess.Popen(
         command, env=federation.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -72,8 +79,7 @@ def _follow(federation: LoopbackFederation, directory: Path, console: Console) -
         if not re.match(r"(\x1b\[\d+m)?(INFO|DEBUG|WARNING|ERROR)", line) and line.strip():
             console.print(f"  {line.rstrip()}", highlight=False, markup=False, soft_wrap=True)
     process.wait()
-    if not RunDirectory(directory / "run").finished():
-        raise TrainingError(f"The run failed:\n{''.join(said[-30:])}")
+    return said
 
 
 def compare(federation: Path, local: Path) -> None:
@@ -91,7 +97,7 @@ def compare(federation: Path, local: Path) -> None:
 
 
 @contextmanager
-def _directory(keep: Path | None) -> Iterator[Path]:
+def demo_directory(keep: Path | None) -> Iterator[Path]:
     directory = keep or Path(tempfile.mkdtemp(prefix="fsl-sage-demo-"))
     directory.mkdir(parents=True, exist_ok=True)
     try:

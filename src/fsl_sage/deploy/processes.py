@@ -71,14 +71,39 @@ class LoopbackFederation:
         with ThreadPoolExecutor() as side_by_side:
             list(side_by_side.map(one, clients))
 
-    def start_node(self, client: int, data: Path, superlink_port: int | None = None) -> subprocess.Popen[bytes]:
-        """The SuperNode of a client."""
+    def start_node(
+        self,
+        client: int,
+        data: Path,
+        superlink_port: int | None = None,
+        *,
+        state: Path | None = None,
+        memory: int | None = None,
+        **has: Path,
+    ) -> subprocess.Popen[bytes]:
+        """The SuperNode of a client.
+
+        Args:
+            client: Its number.
+            data: Its training examples.
+            superlink_port: Where it finds the SuperLink, if not at its own port.
+            state: Where it keeps its state; if not given, all nodes share a directory.
+            memory: The bytes that each of its processes may take (RLIMIT_DATA).
+            has: What else the site has: a tokenizer, a model.
+        """
         address = f"{HOST}:{superlink_port or self.port}"
         self._ports.setdefault(client, free_port())
         command = node_command(
-            address, self.files.ca, self.key(client), self._ports[client], client, data, self.directory / "state"
+            address,
+            self.files.ca,
+            self.key(client),
+            self._ports[client],
+            client,
+            data,
+            state or self.directory / "state",
+            **has,
         )
-        return self._start(f"node-{client}", command)
+        return self._start(f"node-{client}", command, memory)
 
     def key(self, client: int) -> Path:
         """Where the private key of a client's node is."""
@@ -105,11 +130,21 @@ class LoopbackFederation:
         """What a process has printed."""
         return (self.directory / "logs" / f"{name}.log").read_text(errors="replace")
 
-    def _start(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
+    def _start(self, name: str, command: Sequence[str], memory: int | None = None) -> subprocess.Popen[bytes]:
+        if memory is not None:
+            command = [sys.executable, "-c", _LIMITED, str(memory), *command]
         with open(self.directory / "logs" / f"{name}.log", "ab") as log:
             process = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         self._running[name] = process
         return process
+
+
+_LIMITED = """\
+import os, resource, sys
+resource.setrlimit(resource.RLIMIT_DATA, (int(sys.argv[1]),) * 2)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+"""A command under a limit of memory, which the processes that it starts have, too."""
 
 
 def superlink_command(port: int, files: ServerFiles) -> list[str]:
@@ -124,14 +159,17 @@ def superlink_command(port: int, files: ServerFiles) -> list[str]:
     ]
 
 
-def node_command(address: str, ca: Path, key: Path, port: int, client: int, data: Path, state: Path) -> list[str]:
+def node_command(
+    address: str, ca: Path, key: Path, port: int, client: int, data: Path, state: Path, **has: Path
+) -> list[str]:
     """The SuperNode of a client; `port` is for its own processes and must differ between nodes of a machine."""
+    paths = " ".join(f'{name}="{path}"' for name, path in {"data": data, "state": state, **has}.items())
     return [
         "flower-supernode",
         *("--superlink", address, "--root-certificates", str(ca)),
         *("--auth-supernode-private-key", str(key)),
         *("--host", HOST, "--port", str(port)),
-        *("--node-config", f'client={client} data="{data}" state="{state}"'),
+        *("--node-config", f"client={client} {paths}"),
     ]
 
 

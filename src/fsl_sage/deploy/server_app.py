@@ -11,22 +11,23 @@ from flwr.serverapp import Grid, ServerApp
 
 from fsl_sage.algorithms import resolve
 from fsl_sage.config import Config, digest
-from fsl_sage.deploy.agreement import Agreement, read_agreement
+from fsl_sage.deploy.agreement import Agreement, read_agreement, what_leaves
 from fsl_sage.engines.dry import DryEngine
 from fsl_sage.engines.flower.engine import FlowerEngine, Rules
 from fsl_sage.engines.flower.inspection import Inspector
+from fsl_sage.engines.process import peak_memory
 from fsl_sage.errors import InputError
 from fsl_sage.experiment import Federation, Result, play
-from fsl_sage.experiment.setup import make_dry_setup, make_setup
-from fsl_sage.problems.images.problem import ImageProblem, image_shapes
-from fsl_sage.problems.images.sites import load_test_images
+from fsl_sage.experiment.setup import check_structure, make_dry_setup, make_setup
+from fsl_sage.problems.base import Problem
+from fsl_sage.problems.sites import problem_at_server, shapes_at_sites
 from fsl_sage.reading import read_json
 from fsl_sage.records.files import write_json
 from fsl_sage.records.plain_lines import PlainLines
 from fsl_sage.records.run_directory import RunDirectory
 
 RUN_FILE = "federation.json"
-"""In the run directory: the id under which the nodes keep their states."""
+"""In the run directory: the id under which the nodes keep their states, and what leaves a site."""
 
 
 def make_server_app(config_file: Path) -> ServerApp:
@@ -47,33 +48,38 @@ def serve(config_file: Path, grid: Grid, options: Mapping[str, Any]) -> Result:
     out = Path(options["run-directory"]).expanduser()
     config = replace(config, data=data, out=out)
     rules = Rules(float(options["timeout"]), int(options["minimum"]), float(options["join-timeout"]))
-    # The server has the test images alone; of the clients' images it knows the numbers.
-    problem = load_test_images(config, agreement)
+    # The server has the test examples alone; of the clients' examples it knows the numbers.
+    problem = problem_at_server(config, agreement)
     directory = RunDirectory(out)
     with directory.held():
         return _serve(directory, config, agreement, problem, grid, rules)
 
 
 def _serve(
-    directory: RunDirectory, config: Config, agreement: Agreement, problem: ImageProblem, grid: Grid, rules: Rules
+    directory: RunDirectory, config: Config, agreement: Agreement, problem: Problem, grid: Grid, rules: Rules
 ) -> Result:
     setup = make_setup(config, problem, agreement.examples)
-    _open(directory, config)
-    shapes = image_shapes(agreement.sizes(sum(agreement.examples)))
+    leaves = what_leaves(config, setup.settings.task.labels_are)
+    _open(directory, config, leaves)
+    print(leaves)
+    shapes = shapes_at_sites(problem, agreement, sum(agreement.examples))
     dry = DryEngine(make_dry_setup(config, shapes, agreement.examples))
-    inspector = Inspector(_run_id(directory), dry, len(agreement.classes), setup.settings.device)
+    check_structure(setup, dry.setup)
+    inspector = Inspector(_run_id(directory), dry, setup.settings.device)
     engine = FlowerEngine(setup, grid, inspector, rules)
     federation = Federation(setup, engine)
     result = play(directory, config, [PlainLines()], problem, lambda *_: federation)
     engine.finish(len(result.metrics), federation.delivery(federation.post.waiting))
+    about = read_json(directory.path / RUN_FILE)
+    write_json(directory.path / RUN_FILE, {**about, "server_peak_memory_bytes": peak_memory()})
     return result
 
 
-def _open(directory: RunDirectory, config: Config) -> None:
+def _open(directory: RunDirectory, config: Config, leaves: str) -> None:
     """Begin a new run in the directory, or see that the one in it can go on."""
     if not directory.config_file.exists():
         directory.begin(config)
-        write_json(directory.path / RUN_FILE, {"run": uuid4().hex})
+        write_json(directory.path / RUN_FILE, {"run": uuid4().hex, "what_leaves_a_site": leaves})
     if directory.finished():
         raise InputError(f"{directory.path} is finished: give another run-directory for a new run.")
     if digest(resolve(directory.config())) != digest(config):

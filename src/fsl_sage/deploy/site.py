@@ -1,44 +1,123 @@
-"""The client's side of a round: at the site, with its own images and its own state."""
+"""The client's side of a round: at the site, with its own data and its own state.
 
-from dataclasses import replace
+The process holds the parts that the algorithm gives a client, at no moment more. Their structure is built on the meta
+device. Where the model is cut, and what no training changes, is the foundation that the server has sent before; frozen
+weights are mapped from the site's disk. The weights that are trained come with the round's message.
+"""
+
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from fsl_sage.config import Config
 from fsl_sage.deploy.agreement import Agreement
 from fsl_sage.engines.base import ClientError, Delivery, Setup
 from fsl_sage.engines.flower.contents import Assignment, Report
+from fsl_sage.engines.flower.foundation import Foundation, Large, as_bytes, sha256_of
 from fsl_sage.engines.flower.node_state import NodeState
-from fsl_sage.engines.process import prepare_process
+from fsl_sage.engines.flower.weight_store import CHUNK, WEIGHTS, WeightStore
+from fsl_sage.engines.process import peak_memory, prepare_process
 from fsl_sage.engines.worker import Worker
 from fsl_sage.errors import InputError
-from fsl_sage.experiment.setup import make_setup
-from fsl_sage.problems.images.sites import load_site
+from fsl_sage.experiment.setup import make_site_setup
+from fsl_sage.problems.base import Problem
+from fsl_sage.problems.sites import problem_at_site
+from fsl_sage.reading import read_json
+from fsl_sage.records.files import write_json
 from fsl_sage.roles.protocols import Parts
+from fsl_sage.split.plan.split_plan import dtype_of
 from fsl_sage.wire.message import Message, Tensors
 from fsl_sage.wire.paths import below, flat
 
 
-class Site:
-    """One client with its images, at its node."""
+@dataclass(frozen=True)
+class Place:
+    """What a site has, by the SuperNode's --node-config."""
 
-    def __init__(self, config: Config, agreement: Agreement, client: int, data: Path, state: Path) -> None:
-        if not 0 <= client < config.clients:
-            raise InputError(f"client={client} is not possible: there are the clients 0 to {config.clients - 1}.")
-        self.client = client
-        self.state = state
-        self.setup = _setup(config, agreement, client, data)
+    client: int
+    data: Path
+    """Its training examples."""
+    state: Path
+    """Where it keeps what it needs between rounds."""
+    tokenizer: Path | None = None
+    """Of texts: the directory of the tokenizer."""
+    model: Path | None = None
+    """A directory with frozen weights of its parts, or of the whole model, as .safetensors."""
+
+
+class Site:
+    """One client with its data, at its node."""
+
+    def __init__(self, config: Config, agreement: Agreement, place: Place) -> None:
+        if not 0 <= place.client < config.clients:
+            raise InputError(f"client={place.client} is not possible: there are the clients 0 to {config.clients - 1}.")
         prepare_process(config.threads)
+        self.client = place.client
+        self.place = place
+        self.config = config
+        self.agreement = agreement
+        self.weights = WeightStore(place.state / WEIGHTS)
+
+    def look(self) -> Problem:
+        """Read the site's data, and refuse what is not as agreed."""
+        tokenizer = self.place.tokenizer or self.place.model
+        problem = problem_at_site(self.place.data, self.config, self.agreement, tokenizer)
+        agreed = self.agreement.examples[self.client]
+        if problem.examples != agreed:
+            raise InputError(
+                f"Client {self.client} has {problem.examples} examples here but {agreed} in the agreement: "
+                "correct 'examples' in the app's config.json, or the site's data."
+            )
+        return problem
+
+    def lacks(self, run: str, block: bytes) -> list[tuple[str, int]]:
+        """Keep the foundation that is offered; returns which chunks of which of its weights are not here."""
+        NodeState(self.place.state, run, self.client).save_foundation(block)
+        wanted = {large.sha256: large for large in Foundation.unpack(block).large.values()}
+        if self.place.model is not None:
+            self._take_from_files(wanted)
+        return [(x.sha256, number) for x in wanted.values() for number in self.weights.lacks(x.sha256, x.nbytes)]
+
+    def _take_from_files(self, wanted: dict[str, Large]) -> None:
+        """Of the weights in the site's files, keep those that are wanted: they are known by their SHA-256."""
+        missing = {sha256 for sha256, large in wanted.items() if self.weights.lacks(sha256, large.nbytes)}
+        kinds = {(large.dtype, large.shape) for large in wanted.values()}
+        assert self.place.model is not None
+        for file in sorted(self.place.model.glob("*.safetensors")):
+            try:
+                with safe_open(file, "pt") as content:
+                    for name in content.keys():  # noqa: SIM118
+                        shape = tuple(content.get_slice(name).get_shape())
+                        for dtype in {kind for kind, of in kinds if of == shape and missing}:
+                            tensor = content.get_tensor(name).to(dtype_of(dtype)).contiguous()
+                            if (sha256 := sha256_of(tensor)) in missing:
+                                self._keep(sha256, tensor)
+                                missing.discard(sha256)
+            except (SafetensorError, OSError) as error:
+                raise InputError(f"{file} cannot be read: {error}.") from None
+
+    def _keep(self, sha256: str, tensor: Tensor) -> None:
+        content = as_bytes(tensor)
+        for number, start in enumerate(range(0, len(content), CHUNK)):
+            self.weights.put(sha256, len(content), number, bytes(content[start : start + CHUNK]))
 
     def train(self, assignment: Assignment) -> Report:
         """The client's local round; afterwards its state is on disk."""
         node_state = self._node_state(assignment)
+        if assignment.foundation is not None:
+            node_state.save_foundation(assignment.foundation)
         node_state.forget_before(assignment.keep)
         kept = node_state.load(assignment.after)
-        held = self._held(assignment, kept)
-        worker = Worker(replace(self.setup, initial=held))
+        setup = self._setup(node_state)
+        held = self._held(setup, assignment, kept)
+        worker = Worker(replace(setup, initial=held))
         mail = {self.client: assignment.mail} if assignment.mail else {}
-        device = self.setup.settings.device
+        device = setup.settings.device
         extra = {kind: {n: x.to(device) for n, x in own.items()} for kind, own in assignment.extra.items()}
         uploads: list[Message] = []
         outcome = worker.whole_round(
@@ -50,7 +129,10 @@ class Site:
         )
         if isinstance(outcome, ClientError):
             raise outcome
-        node_state.save(assignment.round, self._kept(held, outcome.state))
+        stay = [part for part in held if part not in setup.algorithm.averaged]
+        node_state.save(
+            assignment.round, flat({part: held[part] for part in stay}, "held/") | flat({"state": outcome.state})
+        )
         update = outcome.update
         return Report(
             assignment.run,
@@ -67,40 +149,50 @@ class Site:
         """The run is over: keep the newest weights of what this client holds, drop the states."""
         node_state = self._node_state(assignment)
         kept = node_state.load(assignment.after)
-        held = self._held(assignment, kept)
+        held = self._held(self._setup(node_state), assignment, kept)
         node_state.finish({**flat(held), **below("state/own/", kept), **flat(assignment.mail)})
+
+    def note_peak(self, run: str, processes: int = 1) -> None:
+        """Write down the most memory that a process of this client has taken in the run; so many more have run."""
+        file = NodeState(self.place.state, run, self.client).result_file
+        if not file.parent.is_dir():  # the round was refused before anything was kept
+            return
+        before = read_json(file) if file.exists() else {"processes": 0, "peak_memory_bytes": 0}
+        peak = max(int(before["peak_memory_bytes"]), peak_memory())
+        write_json(file, {"processes": int(before["processes"]) + processes, "peak_memory_bytes": peak})
 
     def _node_state(self, assignment: Assignment) -> NodeState:
         if assignment.version != version("fsl-sage"):
             raise InputError(f"The server runs fsl-sage {assignment.version}, this node {version('fsl-sage')}.")
         if assignment.client != self.client:
             raise InputError(f"A message for client {assignment.client} came to the node of client {self.client}.")
-        return NodeState(self.state, assignment.run, self.client)
+        return NodeState(self.place.state, assignment.run, self.client)
 
-    def _held(self, assignment: Assignment, kept: Tensors) -> Parts:
+    def _setup(self, node_state: NodeState) -> Setup:
+        """As every engine starts, with this site's data and parts alone; of other clients only numbers are known."""
+        foundation = Foundation.unpack(node_state.load_foundation())
+        put_in = partial(foundation.put_in, large=self._mapped)
+        return make_site_setup(self.config, self.look(), self.agreement.examples, foundation.plan, put_in)
+
+    def _mapped(self, large: Large) -> Tensor:
+        """A frozen weight, mapped from its file: what is not used takes no memory."""
+        path, size = self.weights.path(large.sha256), large.nbytes
+        if not path.exists() or path.stat().st_size != size:
+            raise InputError(
+                f"A frozen weight of this client is not in {path.parent}, or damaged: remove that directory, so that "
+                "it comes again with the next run."
+            )
+        dtype = dtype_of(large.dtype)
+        return torch.from_file(str(path), shared=False, size=size // dtype.itemsize, dtype=dtype).view(large.shape)
+
+    def _held(self, setup: Setup, assignment: Assignment, kept: Tensors) -> Parts:
         """The newest weights of every part that this client holds: what came now, else what came before."""
         held = {}
-        for part in self.setup.algorithm.holds:
-            waiting = assignment.mail.get(self.setup.algorithm.kind(part), {})
+        for part in setup.algorithm.holds:
+            waiting = assignment.mail.get(setup.algorithm.kind(part), {})
             tensors = assignment.held.get(part) or below(f"held/{part}/", kept) or waiting
-            names = self.setup.initial[part].keys()
+            names = setup.initial[part].keys()
             if tensors.keys() != names:
                 raise InputError(f"The weights of the part '{part}' neither came with the message nor are they here.")
-            held[part] = {name: tensors[name].to(self.setup.settings.device) for name in names}
+            held[part] = {name: tensors[name].to(setup.settings.device) for name in names}
         return held
-
-    def _kept(self, held: Parts, state: Tensors) -> Tensors:
-        """What goes to disk: the client's state, and the weights that will not come again every round."""
-        stay = [part for part in held if part not in self.setup.algorithm.averaged]
-        return flat({part: held[part] for part in stay}, "held/") | flat({"state": state})
-
-
-def _setup(config: Config, agreement: Agreement, client: int, data: Path) -> Setup:
-    """As every engine starts, with this site's images alone; of the other clients only the numbers are known."""
-    problem, agreed = load_site(data, agreement), agreement.examples[client]
-    if problem.examples != agreed:
-        raise InputError(
-            f"Client {client} has {problem.examples} images here but {agreed} in the agreement: "
-            "correct 'examples' in the app's config.json, or the site's data."
-        )
-    return make_setup(config, problem, agreement.examples)

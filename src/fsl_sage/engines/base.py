@@ -1,19 +1,20 @@
 """What an engine does: it runs the roles and carries their messages. It does not know which algorithm it runs."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from torch import Tensor, nn
 
 from fsl_sage.algorithms.base import Algorithm, LocalRound
 from fsl_sage.alignment.fidelity import Fidelity
-from fsl_sage.errors import TrainingError
+from fsl_sage.errors import InputError, TrainingError
 from fsl_sage.roles.corrections import renew_controls
 from fsl_sage.roles.footprint import Footprint
 from fsl_sage.roles.protocols import ClientRole, Parts, Update
 from fsl_sage.roles.work import Settings
+from fsl_sage.wire.ends import ClientEnd
 from fsl_sage.wire.link import Link
 from fsl_sage.wire.message import CONTROL, Message, Tensors
 
@@ -201,6 +202,17 @@ class Engine(ABC):
         """Release threads and processes."""
 
 
+def begun(algorithm: Algorithm, client: ClientRole, t: int) -> LocalRound:
+    """A client's local round, which is a generator."""
+    local_round = algorithm.local_round(client, t)
+    if not hasattr(local_round, "send"):
+        raise InputError(
+            f"local_round of {type(algorithm).__name__} gave a {type(local_round).__name__}: it must be a generator. "
+            "If it uploads nothing, let it end with 'yield from ()'."
+        )
+    return local_round
+
+
 def advance(local_round: LocalRound, reply: Message | None) -> Message | None:
     """A local round on to its next upload; None when it is over."""
     try:
@@ -216,6 +228,18 @@ def sent_along(setup: Setup, client: ClientRole, t: int) -> dict[str, Tensors]:
         always = setup.algorithm.averaged
         extra[CONTROL] = renew_controls(client, [part for part in setup.algorithm.averaged_in(t) if part in always])
     return extra
+
+
+def coded_update(setup: Setup, end: ClientEnd, update: Update, received: Parts) -> Update:
+    """An update as it travels: the difference from the weights that the client has got."""
+    return replace(
+        update, parts=end.update(update.parts, known_weights(setup, update.parts, received), setup.settings.trained)
+    )
+
+
+def known_weights(setup: Setup, parts: Iterable[str], averaged: Parts) -> dict[str, Tensors]:
+    """What client and F-server both have of these parts before a round: the average, or the weights before any."""
+    return {part: {**setup.initial[part], **averaged.get(part, {})} for part in parts}
 
 
 class Failures:

@@ -21,6 +21,18 @@ def prepare_process(threads: int) -> None:
     prefer_huge_pages()
 
 
+def peak_memory() -> int:
+    """The most bytes that this process has had in memory at once."""
+    try:
+        with open("/proc/self/status") as status:
+            return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
+    except (OSError, StopIteration):
+        import resource
+
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
 @contextmanager
 def threads(count: int) -> Iterator[None]:
     """Within it torch has so many threads: they are part of a result's bits."""

@@ -1,6 +1,6 @@
 """From a configuration and its problem to what an engine starts from: parts, weights, settings."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -12,15 +12,17 @@ from fsl_sage.config import Config
 from fsl_sage.devices import pick_device
 from fsl_sage.engines.base import Setup
 from fsl_sage.errors import InputError
-from fsl_sage.experiment.planning import client_cuts
+from fsl_sage.experiment.client_cuts import client_cuts
 from fsl_sage.models import MODELS, statistics_names
 from fsl_sage.problems.base import Problem, example_shapes
 from fsl_sage.problems.make import make_dry_problem, make_problem
-from fsl_sage.problems.parts import META, build_decoder, build_parts, build_parts_at
+from fsl_sage.problems.parts import META, build_decoder, build_held, build_parts, build_parts_at
 from fsl_sage.roles.client import local_batch_sizes
 from fsl_sage.roles.f_server import client_weights
 from fsl_sage.roles.replica import Slots
 from fsl_sage.roles.work import Settings, draws_in_forward
+from fsl_sage.split import SplitPlan, crossing_tensors
+from fsl_sage.wire.codecs import Codecs
 
 
 def check_config(config: Config) -> torch.device:
@@ -30,7 +32,7 @@ def check_config(config: Config) -> torch.device:
 
 
 def make_setup(config: Config, problem: Problem | None = None, counts: Sequence[int] | None = None) -> Setup:
-    """Everything with its data and numbers.
+    """The setup of a run, with its data and its initial weights.
 
     Args:
         config: What a run is given.
@@ -48,11 +50,12 @@ def make_setup(config: Config, problem: Problem | None = None, counts: Sequence[
         return _assemble(config, problem, _deepest(at_cut), examples, device, cuts, at_cut)
     modules = _with_decoder(config, problem, build_parts(config, problem, device), device)
     _check_trained(config, modules)
+    _check_uploads(config, modules["client"])
     return _assemble(config, problem, modules, examples, device)
 
 
 def make_dry_setup(config: Config, problem: Problem | None = None, counts: Sequence[int] | None = None) -> Setup:
-    """Shapes only, for clients with so many examples each, if their numbers are given."""
+    """The same with shapes only; `counts` are the clients' numbers of examples, if they are known."""
     problem = problem or make_dry_problem(config)
     examples = problem.divide(config) if counts is None else example_shapes(counts)
     model_alone = replace(Config(), model=config.model, lora=config.lora, precision=config.precision)
@@ -62,6 +65,44 @@ def make_dry_setup(config: Config, problem: Problem | None = None, counts: Seque
     modules = _shape_parts(model_alone, problem, MODELS.get(config.model.name))
     modules = _with_decoder(config, problem, modules, META)
     return _assemble(config, problem, modules, examples, META)
+
+
+def make_site_setup(
+    config: Config,
+    problem: Problem,
+    counts: Sequence[int],
+    plan: SplitPlan,
+    put_in: Callable[[Mapping[str, nn.Module], torch.device], None],
+) -> Setup:
+    """What the client of a site starts from: the parts that it holds, and nothing of the others.
+
+    Args:
+        config: What the run is given.
+        problem: The site's own examples.
+        counts: For each client the number of its examples.
+        plan: Where the server has cut the model.
+        put_in: Puts the fixed tensors into the parts.
+
+    The weights in `initial` are shapes: they come with the site's messages.
+    """
+    device = check_config(config)
+    examples = [torch.arange(count) for count in counts]
+    modules = build_held(config, problem, plan, make_algorithm(config).holds, device)
+    modules = _with_decoder(config, problem, modules, META)
+    put_in(modules, device)
+    return _assemble(config, problem, modules, examples, device)
+
+
+def check_structure(setup: Setup, shapes: Setup) -> None:
+    """Refuse a model whose parts are others when they are built without weights, as sites build them."""
+    for part, tensors in setup.initial.items():
+        with_data, without = ({n: x.shape for n, x in own.items()} for own in (tensors, shapes.initial[part]))
+        if with_data != without:
+            names = sorted(name for name in {**with_data, **without} if with_data.get(name) != without.get(name))
+            raise InputError(
+                f"The {part} part of {setup.settings.config.model.name} is another one when it is built on torch's "
+                f"meta device, as sites do: {names[0]} differs. Its constructor must not depend on weights' values."
+            )
 
 
 @lru_cache(maxsize=16)  # the same for all algorithms and partitions that `cost` or a grid asks for
@@ -95,19 +136,23 @@ def _assemble(
     cuts: tuple[str, ...] = (),
     at_cut: PartsAtCuts | None = None,
 ) -> Setup:
-    """A setup of its pieces: what follows from them is the same on every engine."""
+    """Put a setup together from its pieces, in the same way for every engine."""
     counts = [len(indices) for indices in examples]
     algorithm = make_algorithm(config)
     config = replace(config, averaging=algorithm.averaging)
+    slots = {part: Slots(module) for part, module in modules.items()}
+    task = problem.make_task(config, device)
     settings = Settings(
         config,
-        problem.make_task(config, device),
+        task,
         device,
         steps=max(len(local_batch_sizes(count, config)) for count in counts),
         draws=any(draws_in_forward(module) for module in modules.values()),
         stays_local=_stays_local(config, modules),
+        codecs=Codecs(config.codec, config.seed, task.label_values),
+        trained={part: frozenset(own.trainable) for part, own in slots.items()},
     )
-    initial = {part: Slots(module).tensors() for part, module in modules.items()}
+    initial = {part: own.tensors() for part, own in slots.items()}
     weights = client_weights(config.averaging.weighting, counts)
     return Setup(settings, algorithm, modules, initial, examples, weights, cuts, at_cut or {})
 
@@ -117,6 +162,18 @@ def _check_trained(config: Config, modules: dict[str, nn.Module], cut: str | Non
         if not any(parameter.requires_grad for parameter in module.parameters()):
             where = cut or (f"--model.cut {config.model.cut}" if config.model.cut else "its usual cut")
             raise InputError(f"The {part} part of {config.model.name} has nothing to train at {where}: cut elsewhere.")
+
+
+def _check_uploads(config: Config, client: nn.Module) -> None:
+    """Refuse uploads that an alignment could not put together: an array for a whole batch has no samples to cut."""
+    if not config.alignment.batch_size or not make_algorithm(config).reads("alignment.batch_size"):
+        return
+    for tensor in crossing_tensors(client):
+        if not tensor.batched:
+            raise InputError(
+                f"{config.model.name} sends '{tensor.name}' across the cut once for a whole batch, so the batches of "
+                "uploads cannot be cut anew for the alignment: give --alignment.batch-size 0, or cut elsewhere."
+            )
 
 
 def _stays_local(config: Config, modules: dict[str, nn.Module]) -> dict[str, frozenset[str]]:

@@ -42,6 +42,11 @@ class Task(ABC):
     sizes_are_bounds: bool = False
     """Whether the shapes of batches on the meta device are not exact but the largest that can be."""
 
+    @property
+    def label_values(self) -> int | None:
+        """How many values the target's `labels` can have, from 0 up; None where that is not known."""
+        return None
+
     @abstractmethod
     def training_batch(self, indices: Tensor, generator: torch.Generator) -> Batch:
         """The training examples at `indices`, augmented by random numbers of `generator` alone."""
@@ -70,6 +75,17 @@ class Task(ABC):
     def terms(self, target: Mapping[str, Tensor]) -> int:
         """How many loss terms (samples, or tokens) the mean of `loss` is taken over."""
 
+    labels_are: str = "the labels"
+    """What a target tells of its examples, for those who hold them: what leaves a site with its uploads."""
+
+    def complaint(self, target: Mapping[str, Tensor]) -> str | None:
+        """What is wrong with a target that somebody sent, if the loss could fail by it: names and shapes are right."""
+        return None
+
+    def shorter(self) -> "Task | None":
+        """Where `sizes_vary` and sizes are bounds: the same task with a bound that is one less, if that can be."""
+        return None
+
     @abstractmethod
     def score(self, output: Any, target: Mapping[str, Tensor]) -> dict[str, Any]:
         """Sums over a test batch, numbers or tensors, that `summarise` turns into metrics."""
@@ -94,7 +110,7 @@ class Problem(ABC):
     """What runs are judged by; `Task.summarise` must give a metric of this name."""
 
     classes: tuple[str, ...] = ()
-    """The names of the classes in the order of their labels, for the table of who holds which; empty for none."""
+    """The names of the classes in the order of their labels; empty where there are none."""
 
     partitions: tuple[str, ...] = ("iid", "dirichlet", "shards")
     """The values of --data.partition that make sense here."""

@@ -17,10 +17,17 @@ BALANCED = "balanced"
 class Classes(Task):
     """What all classification has in common: a target is the `labels`, int64 [B]; the output is logits [B, classes]."""
 
+    labels_are = "the class of every example"
+
     def __init__(self, classes: int, label_smoothing: float = 0.0, class_weights: Tensor | None = None) -> None:
         self.classes = classes
         self.label_smoothing = label_smoothing
         self.class_weights = class_weights
+
+    @property
+    def label_values(self) -> int:
+        """A label is a class."""
+        return self.classes
 
     def loss(self, output: Any, target: Mapping[str, Tensor]) -> Tensor:
         """Mean cross entropy, in float32 whatever the precision of the model."""
@@ -35,6 +42,13 @@ class Classes(Task):
     def terms(self, target: Mapping[str, Tensor]) -> int:
         """One term a sample."""
         return len(target["labels"])
+
+    def complaint(self, target: Mapping[str, Tensor]) -> str | None:
+        """Labels of classes that do not exist."""
+        labels = target["labels"]
+        if labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < self.classes:
+            return f"it has labels outside 0 to {self.classes - 1}"
+        return None
 
     def score(self, output: Any, target: Mapping[str, Tensor]) -> dict[str, Any]:
         """Summed loss, number correct, number of samples; and by class how many are of it, right, and predicted."""

@@ -21,7 +21,8 @@ from fsl_sage.models import (
 from fsl_sage.precision import dtype_of
 from fsl_sage.problems.base import Problem
 from fsl_sage.seeding import derive
-from fsl_sage.split import Analysis, auxiliary, boundary_shapes, split_model
+from fsl_sage.split import Analysis, Part, Split, SplitPlan, auxiliary, boundary_shapes, passage, split_model
+from fsl_sage.split.trace.skeleton import built_on_meta
 
 META = torch.device("meta")
 SHOWN = 8
@@ -32,11 +33,17 @@ def build_model(config: Config, problem: Problem, device: torch.device) -> nn.Mo
     """The unsplit model with its initial weights."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(config.seed, "model"))
-        # Drawn on the CPU whatever the device, so that every device starts from the same weights.
-        with torch.device(META if device == META else "cpu"):
-            model = problem.make_model(config)
-            if config.model.batch_norm == "group":
-                model = replace_batch_norm(model)
+
+        def make() -> nn.Module:
+            made = problem.make_model(config)
+            return replace_batch_norm(made) if config.model.batch_norm == "group" else made
+
+        if device == META:
+            model = built_on_meta(make)
+        else:
+            # Drawn on the CPU whatever the device, so that every device starts from the same weights.
+            with torch.device("cpu"):
+                model = make()
     _freeze(model, config.model.frozen)
     return model
 
@@ -67,11 +74,7 @@ def cut_model(config: Config, problem: Problem, model: nn.Module, device: torch.
     there: dict[str, Any] = {"device": device, "dtype": dtype_of(config.precision)}
     if len(config.model.cuts) == 2:  # a U-shape has no auxiliary: its server does not compute the loss
         return {name: part.to(**there) for name, part in zip(split.plan.parts, split.parts, strict=True)}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive(config.seed, "auxiliary"))
-        estimator = auxiliary(split, config.model.auxiliary or usual_auxiliary(model), aligned=device != META)
-    if is_language_model(model):
-        train_auxiliary(estimator, model, config.lora)
+    estimator = _estimator(config, model, split, aligned=device != META)
     parts = {"client": split.client, "server": split.server, "auxiliary": estimator}
     return {part: module.to(**there) for part, module in parts.items()}
 
@@ -90,6 +93,37 @@ def build_parts_at(
         cut: {"client": split.client.to(**there), "server": split.server.to(**there)} for cut, split in splits.items()
     }
     return dict(sorted(parts.items(), key=lambda item: len(item[1]["client"].state_dict())))
+
+
+def build_held(
+    config: Config, problem: Problem, plan: SplitPlan, holds: Sequence[str], device: torch.device
+) -> dict[str, nn.Module]:
+    """The parts that a role holds, by the plan of a split, without the weights of any part.
+
+    The parameters and buffers that are trained or averaged stay on the meta device: a role's replica brings them. So do
+    the fixed tensors, which `set_fixed` puts in.
+    """
+    model = build_model(config, problem, META)
+    split = Split(model, plan)
+    parts: dict[str, nn.Module] = dict(zip(plan.parts, split.parts, strict=True))
+    if "auxiliary" in holds:
+        parts["auxiliary"] = _estimator(config, model, split, aligned=False)
+    dtype = dtype_of(config.precision)
+    held = {name: parts[name].to(dtype=dtype) for name in holds if name in parts}
+    for part in held.values():
+        if isinstance(part, Part):
+            passage(part).apply_to_absent(lambda absent: absent.to(device))
+    return held
+
+
+def _estimator(config: Config, model: nn.Module, split: Split, *, aligned: bool) -> nn.Module:
+    """The auxiliary that the configuration asks for."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive(config.seed, "auxiliary"))
+        estimator = auxiliary(split, config.model.auxiliary or usual_auxiliary(model), aligned=aligned)
+    if is_language_model(model):
+        train_auxiliary(estimator, model, config.lora)
+    return estimator
 
 
 def build_decoder(config: Config, problem: Problem, client: nn.Module, device: torch.device) -> nn.Module:

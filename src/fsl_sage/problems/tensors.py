@@ -30,7 +30,7 @@ class TensorProblem(Problem):
         score: The name of that score, and whether higher is better.
         cut: The last module at the client if --model.cut is not given.
         labels: Integers [N] that a partition goes by; without them only iid is possible.
-        classes: Their names, for the table of who holds which.
+        classes: Their names, for the table of which client holds how many.
 
     Derive from `Problem` and `Task` instead where a batch is more than a pair of tensors.
     """
@@ -85,6 +85,8 @@ class TensorProblem(Problem):
 class TensorTask(Task):
     """A target is the tensor `y`, [B, …]."""
 
+    labels_are = "the target of every example"
+
     def __init__(
         self,
         train: tuple[Tensor, ...],
@@ -120,6 +122,14 @@ class TensorTask(Task):
     def terms(self, target: Mapping[str, Tensor]) -> int:
         """One term an example."""
         return len(target["y"])
+
+    def complaint(self, target: Mapping[str, Tensor]) -> str | None:
+        """Whole numbers beyond those of the test set, which a loss that takes them for classes would fail by."""
+        y, known = target["y"], self._test[1]
+        if y.is_floating_point() or not y.numel():
+            return None
+        least, most = min(0, int(known.min())), int(known.max())
+        return None if least <= int(y.min()) <= int(y.max()) <= most else f"it has targets outside {least} to {most}"
 
     def score(self, output: Any, target: Mapping[str, Tensor]) -> dict[str, Any]:
         """Sums of the score and of the loss."""

@@ -22,7 +22,10 @@ classes.png
 import csv
 import io
 import json
+import os
 import platform
+import shlex
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
@@ -38,6 +41,7 @@ from torch import Tensor
 
 from fsl_sage.config import Config, digest, from_dict, from_file, to_dict
 from fsl_sage.errors import InputError, RunWarning, TrainingError
+from fsl_sage.own_modules import KINDS, is_own
 from fsl_sage.problems.score import ACCURACY, Score
 from fsl_sage.reading import read_json
 from fsl_sage.records.files import as_file_name, load_tensors, save_tensors, write_bytes, write_json
@@ -53,6 +57,8 @@ class RunDirectory:
     """A run's files."""
 
     def __init__(self, path: Path | str) -> None:
+        if not isinstance(path, str | os.PathLike):
+            raise InputError(f"A run's directory is given by its path, not by {path!r:.60}.")
         self.path = path = Path(path)
         self.config_file = path / "config.json"
         self.metrics_file = path / "metrics.jsonl"
@@ -89,7 +95,7 @@ class RunDirectory:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Be the only one who plays this run; a LockedError says who does, if another is at it."""
+        """Hold the lock of this run; a LockedError says which other process has it, if one has."""
         if self._is_held:
             yield
             return
@@ -97,6 +103,8 @@ class RunDirectory:
             try:
                 self.path.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(held(self.path / ".lock"))
+            except FileExistsError:
+                raise InputError(f"--out {self.path} is a file: give a directory for the run.") from None
             except OSError as error:
                 raise InputError(f"{self.path} cannot be written: {error.strerror}.") from None
             self._is_held = True
@@ -111,14 +119,19 @@ class RunDirectory:
         except OSError as error:
             raise TrainingError(
                 f"{error.filename or self.path} cannot be written: {error.strerror or error}. The last checkpoint is "
-                f"kept: fix that, then continue with 'fsl-sage resume {self.path}'."
+                f"kept: fix that, then continue with '{self.resuming}'."
             ) from None
+
+    @property
+    def resuming(self) -> str:
+        """The command that resumes the run, to be copied."""
+        return f"fsl-sage resume {shlex.quote(str(self.path))}"
 
     def begin(self, config: Config) -> None:
         """Write down the configuration of a new run."""
         if self.config_file.exists():
             raise InputError(
-                f"{self.path} already holds a run: resume it with 'fsl-sage resume {self.path}', or give another --out."
+                f"{self.path} already holds a run: resume it with '{self.resuming}', or give another --out."
             )
         try:
             write_json(self.config_file, {"config": to_dict(config), "digest": digest(config), **_versions()})
@@ -131,12 +144,31 @@ class RunDirectory:
         # An option that a later version has added is as it was before: of no effect.
         return from_file(from_dict(values, Config()), str(self.config_file), of_several=True)
 
+    @contextmanager
+    def from_its_folder(self) -> Iterator[None]:
+        """Say that the run's paths are relative to where it was started, if they lead nowhere from here."""
+        try:
+            yield
+        except InputError as error:
+            config = self.config()
+            lost = [name for name in (config.data.name, config.model.name, config.algorithm) if _leads_nowhere(name)]
+            if not lost:
+                raise
+            told = str(error).rstrip(".")
+            raise InputError(
+                f"{told}. {self.path} was started in another folder than this, and {lost[0]} is relative to that: "
+                "go there."
+            ) from None
+
     def _written(self) -> dict[str, Any]:
         """All that config.json says."""
         try:
             written = read_json(self.config_file)
         except FileNotFoundError:
-            raise InputError(f"{self.path} holds no run: there is no config.json in it.") from None
+            missing = "there is no config.json in it" if self.path.is_dir() else "there is no such folder"
+            raise InputError(f"{self.path} holds no run: {missing}.") from None
+        except NotADirectoryError:
+            raise InputError(f"{self.path} is a file: give the directory of a run.") from None
         except InputError:
             written = None
         except OSError as error:
@@ -208,7 +240,7 @@ class RunDirectory:
         self._logs[self.metrics_file.name].append(json.dumps(metrics) + "\n")
 
     def save_classes(self, counts: np.ndarray, classes: Sequence[str]) -> None:
-        """Who holds which classes; `counts` is [clients, classes]."""
+        """How many examples of each class each client holds; `counts` is [clients, classes]."""
         text = io.StringIO()
         rows = ([client, *map(int, row)] for client, row in enumerate(counts))
         csv.writer(text, lineterminator="\n").writerows([["client", *classes], *rows])
@@ -338,6 +370,15 @@ def score_in(written: Mapping[str, Any]) -> Score:
         return Score(**written["score"]) if "score" in written else ACCURACY
     except TypeError:
         raise InputError("The score in config.json is damaged: it is not a run's configuration.") from None
+
+
+def _leads_nowhere(name: str) -> bool:
+    """Whether a name has a relative path, or a module, that is not to be found from the current folder."""
+    kind, colon, place = name.partition(":")
+    if is_own(name):
+        return not (Path(*kind.split(".")).with_suffix(".py").exists() or kind.partition(".")[0] in sys.modules)
+    path = Path(place).expanduser()
+    return bool(colon) and kind in KINDS[:-1] and not path.is_absolute() and not path.exists()
 
 
 def _default_path(config: Config) -> Path:

@@ -229,7 +229,7 @@ class SServerRole(Protocol):
 
     @abstractmethod
     def join_backward(self, client: int, gradients: Message, share: float) -> Smash:
-        """The second half as a part of a joint step: what `join` is to `learn`."""
+        """The second half, as part of a joint step: it relates to `backward` as `join` does to `learn`."""
 
     @abstractmethod
     def output(self, *z: Tensor, leaves_trace: bool = True) -> Any:
@@ -277,6 +277,14 @@ class SServerRole(Protocol):
     @abstractmethod
     def remembered(self) -> list[int]:
         """The clients that have uploaded for their alignment dataset, in order."""
+
+    @abstractmethod
+    def drifted(self, below: float, every: int) -> list[int]:
+        """The clients, of those remembered, whose auxiliaries are to be aligned because they have drifted.
+
+        Those are auxiliaries whose fidelity on uploads that no alignment has seen is below `below`, unless one of the
+        last `every` - 1 rounds aligned them. A pooled auxiliary is judged by the mean, and is that of all clients.
+        """
 
     @abstractmethod
     def align(self, clients: Iterable[int]) -> Iterator[tuple[int, Message]]:

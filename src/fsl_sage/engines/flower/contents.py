@@ -17,9 +17,10 @@ from fsl_sage.roles.protocols import Parts
 from fsl_sage.wire.message import Message, Tensors
 from fsl_sage.wire.paths import below, flat, grouped
 
-ABOUT, TENSORS = "about", "tensors"
-HELLO, FINISH = "hello", "finish"
-"""What a node is asked beside training: which client it is, and to end the run."""
+ABOUT, TENSORS, FOUNDATION = "about", "tensors", "foundation"
+HELLO, OFFER, FINISH = "hello", "offer", "finish"
+"""What a node is asked beside training: which client it is, which weights of its foundation it lacks, to end the run.
+"""
 SAFETENSORS = "safetensors"
 
 
@@ -40,6 +41,8 @@ class Assignment:
     """Messages that waited for it, by kind."""
     extra: Mapping[str, Tensors] = field(default_factory=dict)
     """What the F-server sends with the weights, by kind."""
+    foundation: bytes | None = None
+    """What the client's parts stand on, if it has not got that yet."""
     measured: bool = False
     """Whether the client measures what its first step takes."""
     version: str = field(default_factory=lambda: version("fsl-sage"))
@@ -51,18 +54,25 @@ class Assignment:
             name: getattr(self, name) for name in ("run", "round", "client", "after", "keep", "measured", "version")
         }
         tensors = flat(self.held, "held/") | flat(self.mail, "mail/") | flat(self.extra, "extra/")
-        return RecordDict({ABOUT: ConfigRecord(about), TENSORS: pack(tensors)})
+        content = RecordDict({ABOUT: ConfigRecord(about), TENSORS: pack(tensors)})
+        if self.foundation is not None:
+            content[FOUNDATION] = as_record(self.foundation)
+        return content
 
     @classmethod
     def read(cls, records: RecordDict) -> "Assignment":
-        """What `content` wrote."""
+        """What `content` wrote. The records are emptied, so that nothing is in memory twice."""
         tensors = unpack(records.array_records[TENSORS])
+        foundation = records.array_records.get(FOUNDATION)
+        block = None if foundation is None else foundation["block"].data
+        for record in records.array_records.values():
+            record.clear()
         held, mail, extra = (grouped(below(f"{group}/", tensors)) for group in ("held", "mail", "extra"))
         about = records.config_records[ABOUT]
         round, client, after, keep = (int(about[name]) for name in ("round", "client", "after", "keep"))  # type: ignore[arg-type]
         release = str(about["version"])
         measured = bool(about["measured"])
-        return cls(str(about["run"]), round, client, after, keep, held, mail, extra, measured, release)
+        return cls(str(about["run"]), round, client, after, keep, held, mail, extra, block, measured, release)
 
 
 @dataclass(frozen=True)
@@ -115,7 +125,13 @@ class Report:
 
 def pack(tensors: Tensors) -> ArrayRecord:
     """Named tensors as one array of bytes."""
-    block = safetensors.torch.save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+    return as_record(
+        safetensors.torch.save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+    )
+
+
+def as_record(block: bytes) -> ArrayRecord:
+    """A safetensors block as Flower carries it."""
     return ArrayRecord({"block": Array("uint8", (len(block),), SAFETENSORS, block)})
 
 

@@ -13,6 +13,10 @@ POLL = 0.5
 """Seconds between two looks for replies."""
 
 
+class Refusal(str):
+    """What a site itself has said against a message; other reasons are Flower's, and may pass."""
+
+
 class Courier:
     """Flower's grid, with the replies that do not come accounted for: the grid silently returns fewer."""
 
@@ -73,7 +77,7 @@ def _reason(reply: Message) -> str:
     """What an error reply says, without Flower's dressing of an exception."""
     reason = reply.error.reason or f"Flower's error {reply.error.code}"
     raised = re.fullmatch(r"<class '.*?'>:<'(.*)'>", reason, re.DOTALL)
-    return printable(raised[1] if raised else reason)
+    return Refusal(printable(raised[1])) if raised else printable(reason)
 
 
 def printable(text: str, longest: int = 300) -> str:

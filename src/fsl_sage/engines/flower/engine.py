@@ -13,7 +13,9 @@ from torch import Tensor
 from fsl_sage.engines.base import Delivery, Engine, Setup
 from fsl_sage.engines.flower.contents import FINISH, Assignment, Report
 from fsl_sage.engines.flower.courier import POLL, Courier
+from fsl_sage.engines.flower.foundation import Foundation
 from fsl_sage.engines.flower.inspection import Inspector, RejectedError
+from fsl_sage.engines.flower.laying import Laying
 from fsl_sage.engines.flower.node_state import NEVER
 from fsl_sage.engines.flower.roster import Roster
 from fsl_sage.engines.intake import Intake, learn_from
@@ -48,11 +50,13 @@ class FlowerEngine(Engine):
     def __init__(
         self, setup: Setup, grid: Grid, inspector: Inspector, rules: Rules, tell: Callable[[str], None] = print
     ) -> None:
+        """The clients of `setup` are at the nodes of the grid; their replies are checked by the inspector."""
         self.setup = setup
         self._threads = Threads(setup)
         self.server = self._server = host_server(setup, self._threads.spread)
         self._courier = Courier(grid)
         self._roster = Roster(self._courier, len(setup.examples), tell)
+        self._laying = Laying(*Foundation.of(setup), inspector.run, tell)
         self._inspector = inspector
         self._rules = rules
         self._tell = tell
@@ -69,7 +73,7 @@ class FlowerEngine(Engine):
     def train(self, t: int, clients: Sequence[int], delivery: Delivery, link: Link) -> list[Update]:
         """Every client that is connected gets its message; the S-server takes what came back and passed inspection."""
         self._remarks = {"failures": {}, "rejected": {}}
-        nodes = self._gather(t, clients)
+        nodes = self._founded(self._gather(t, clients))
         held = self._held(delivery.received)
         messages = {client: self._message("train", t, client, nodes[client], held, delivery) for client in nodes}
         answers = self._courier.exchange(messages, self._rules.timeout)
@@ -116,6 +120,13 @@ class FlowerEngine(Engine):
             self._note("failures", client, "it is not connected")
         return nodes
 
+    def _founded(self, nodes: Mapping[int, int]) -> dict[int, int]:
+        """The nodes whose clients have what their parts stand on, or get it with the round."""
+        failed = self._laying.send(nodes, self._courier, self._rules.timeout)
+        for client, reason in failed.items():
+            self._note("failures", client, reason)
+        return {client: node for client, node in nodes.items() if client not in failed}
+
     def _held(self, received: Parts) -> Parts:
         """The newest weights of all parts that a client holds."""
         return {part: received.get(part, self.setup.initial[part]) for part in self.setup.algorithm.holds}
@@ -138,6 +149,7 @@ class FlowerEngine(Engine):
             held=lacks,
             mail=mail,
             extra=delivery.extra,
+            foundation=self._laying.block if client not in self._has and not self._laying.comes_first else None,
             measured=client == delivery.measured,
         )
         return FlowerMessage(assignment.content(), node, kind, ttl=self._rules.timeout + GRACE, group_id=str(t))

@@ -8,7 +8,7 @@ right ones.
 
 import math
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from fsl_sage.engines.dry import DryEngine
 from fsl_sage.engines.flower.contents import ABOUT, TENSORS, Report, unpack
 from fsl_sage.engines.flower.courier import printable
 from fsl_sage.roles.footprint import Footprint
-from fsl_sage.wire.message import LABELS, Tensors, nbytes
+from fsl_sage.wire.message import LABELS, Message, Tensors, nbytes
 
 HEADER_BYTES = 512
 """Room for the name, shape and place of one tensor in a block."""
@@ -42,11 +42,17 @@ class RejectedError(Exception):
 class Inspector:
     """Checks the reports of the clients of one run."""
 
-    def __init__(self, run: str, dry: DryEngine, classes: int, device: torch.device) -> None:
+    def __init__(self, run: str, dry: DryEngine, device: torch.device) -> None:
         self.run = run
         self._dry = dry
-        self._classes = classes
         self._device = device
+        settings = dry.setup.settings
+        self._task = settings.task
+        shorter = self._task.shorter()
+        self._shorter = (
+            None if shorter is None else DryEngine(replace(dry.setup, settings=replace(settings, task=shorter)))
+        )
+        """Where texts of other lengths may come: by its shapes, which dimensions go by the length."""
 
     def inspect(self, content: RecordDict, t: int, client: int, *, measured: bool = False) -> Report:
         """The report of this client on this round, or a RejectedError.
@@ -61,19 +67,31 @@ class Inspector:
             raise RejectedError(f"it cannot be read ({type(error).__name__})") from None
 
     def _inspect(self, content: RecordDict, t: int, client: int, measured: bool) -> Report:
-        update = self._dry.update(t, client)
-        expected = Report(self.run, t, client, {}, update.parts, self._dry.uploads(t, client), update.extra)
+        expected = self._expected(self._dry, t, client)
         if set(content) != {ABOUT, TENSORS}:
             raise RejectedError(f"it has the records {_some(content)} instead of '{ABOUT}' and '{TENSORS}'")
         if set(content.array_records) != {TENSORS} or set(content.config_records) != {ABOUT}:
             raise RejectedError(f"its records '{ABOUT}' and '{TENSORS}' are not of the types that were asked for")
         about = dict(content.config_records[ABOUT])
-        step = {key: about.pop(key) for key in STEP if measured and set(STEP) <= about.keys()}
+        told = measured and set(STEP) <= about.keys()
+        step = {key: about.pop(key) for key in STEP if told}
         losses = _check_about(about, expected)
-        tensors = self._check_tensors(content, expected.tensors())
-        return Report.of_tensors(self.run, t, client, losses, tensors, _check_step(step))
+        shorter = None if self._shorter is None else self._expected(self._shorter, t, client).tensors()
+        tensors = self._check_tensors(content, expected.tensors(), shorter)
+        report = Report.of_tensors(self.run, t, client, losses, tensors, _check_step(step))
+        for upload in report.uploads:
+            self._check_target(upload)
+        return report
 
-    def _check_tensors(self, content: RecordDict, expected: Tensors) -> Tensors:
+    def _expected(self, dry: DryEngine, t: int, client: int) -> Report:
+        update = dry.update(t, client)
+        return Report(self.run, t, client, {}, update.parts, dry.uploads(t, client), update.extra)
+
+    def _check_target(self, upload: Message) -> None:
+        if LABELS in upload.parts and (wrong := self._task.complaint(upload.target)) is not None:
+            raise RejectedError(f"of its upload at step {upload.values['step']}: {wrong}")
+
+    def _check_tensors(self, content: RecordDict, expected: Tensors, shorter: Tensors | None) -> Tensors:
         size, limit = content.array_records[TENSORS].count_bytes(), nbytes(expected) + HEADER_BYTES * len(expected)
         if size > limit:
             raise RejectedError(f"it is too large: {size:,} bytes where at most {limit:,} are expected")
@@ -85,15 +103,18 @@ class Inspector:
             raise RejectedError(f"it lacks {_some(missing)}")
         if surplus := tensors.keys() - expected.keys():
             raise RejectedError(f"it has {_some(surplus)}, which nobody asked for")
+        wanted = {path: tuple(model.shape) for path, model in expected.items()}
+        if shorter is not None:
+            wanted = _lengths_given(wanted, shorter, tensors)
         for path, model in expected.items():
-            self._check_tensor(path, tensors[path], model)
+            self._check_tensor(path, tensors[path], model.dtype, wanted[path])
         return {path: tensors[path].to(self._device) for path in expected}  # in the order of an honest client's
 
-    def _check_tensor(self, path: str, tensor: Tensor, expected: Tensor) -> None:
-        if tensor.dtype != expected.dtype:
-            raise RejectedError(f"'{path}' is {tensor.dtype} instead of {expected.dtype}")
-        if tensor.shape != expected.shape:
-            raise RejectedError(f"'{path}' has the shape {list(tensor.shape)} instead of {list(expected.shape)}")
+    def _check_tensor(self, path: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+        if tensor.dtype != dtype:
+            raise RejectedError(f"'{path}' is {tensor.dtype} instead of {dtype}")
+        if tuple(tensor.shape) != shape:
+            raise RejectedError(f"'{path}' has the shape {list(tensor.shape)} instead of {list(shape)}")
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             raise RejectedError(f"'{path}' has values that are not finite")
         if tensor.is_floating_point() and tensor.numel() and float(tensor.abs().max()) > LARGEST:
@@ -102,8 +123,29 @@ class Inspector:
             raise RejectedError(f"'{path}' has negative variances")
         if path.endswith(".num_batches_tracked") and not 0 <= int(tensor) <= MOST_BATCHES:
             raise RejectedError(f"'{path}' is no number of batches from 0 to {MOST_BATCHES:,}")
-        if f"/{LABELS}/" in path and tensor.numel() and not 0 <= int(tensor.min()) <= int(tensor.max()) < self._classes:
-            raise RejectedError(f"'{path}' has labels outside 0 to {self._classes - 1}")
+
+
+def _lengths_given(
+    wanted: Mapping[str, tuple[int, ...]], shorter: Tensors, given: Tensors
+) -> dict[str, tuple[int, ...]]:
+    """The shapes that are right for the lengths that a report's uploads have, one for all tensors of an upload.
+
+    Args:
+        wanted: The shapes of texts of the greatest length.
+        shorter: The tensors of texts of one token less: where they differ, a dimension is the length.
+        given: What the report has.
+    """
+    lengths: dict[str, int] = {}
+    shapes = dict(wanted)
+    for path, shape in wanted.items():
+        goes_by = [d for d, size in enumerate(shape) if size != shorter[path].shape[d]]
+        if goes_by and given[path].dim() == len(shape):
+            upload = path.split("/")[1]
+            length = lengths.setdefault(upload, given[path].shape[goes_by[0]])
+            if not 1 <= length <= shape[goes_by[0]]:
+                raise RejectedError(f"'{path}' has a length of {length} instead of 1 to {shape[goes_by[0]]}")
+            shapes[path] = tuple(length if d in goes_by else size for d, size in enumerate(shape))
+    return shapes
 
 
 def _check_step(step: Mapping[str, Any]) -> Footprint | None:

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from fsl_sage.errors import InputError
-from fsl_sage.records.files import load_tensors, save_tensors
+from fsl_sage.records.files import load_tensors, save_tensors, write_bytes
 from fsl_sage.wire.message import Tensors
 
 RUN_ID = re.compile(r"[0-9a-f]{32}")
@@ -20,6 +20,8 @@ class NodeState:
             raise InputError("The run's id is not one: 32 hexadecimal digits are expected.")
         self.directory = directory / run / f"client-{client}"
         self.model_file = self.directory / "model.safetensors"
+        self.foundation_file = self.directory / "foundation.safetensors"
+        self.result_file = self.directory / "result.json"
 
     def load(self, after: int) -> Tensors:
         """The state after round `after`; a client that has not taken part has none."""
@@ -40,6 +42,23 @@ class NodeState:
             save_tensors(self._file(t), tensors)
         except OSError as error:
             raise InputError(f"The client's state cannot be written at its node: {error.strerror}.") from None
+
+    def load_foundation(self) -> bytes:
+        """What the client's parts stand on, as it came from the server."""
+        if not self.foundation_file.exists():
+            raise InputError(
+                "This node does not have what the server sent it before its first round: put its state directory back, "
+                "or start a new run."
+            )
+        return self.foundation_file.read_bytes()
+
+    def save_foundation(self, block: bytes) -> None:
+        """Keep what the client's parts stand on."""
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            write_bytes(self.foundation_file, block)
+        except OSError as error:
+            raise InputError(f"The client's foundation cannot be written at its node: {error.strerror}.") from None
 
     def forget_before(self, keep: int) -> None:
         """Drop what the server cannot come back to."""

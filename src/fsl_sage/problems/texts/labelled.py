@@ -1,5 +1,6 @@
 """Texts with labels as a problem: which class a text is of."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -11,7 +12,7 @@ from fsl_sage.config import Config
 from fsl_sage.models import blocks_name, make_text_classifier
 from fsl_sage.problems.base import Batch, Problem
 from fsl_sage.problems.classification import Classes, class_weights
-from fsl_sage.problems.texts.rows import Row, Rows, choose, label_names
+from fsl_sage.problems.texts.rows import Row, Rows, chosen_rows, label_names
 from fsl_sage.problems.texts.texts import Texts, refuse_image_options, refuse_long
 from fsl_sage.problems.texts.tokens import encode
 
@@ -20,7 +21,7 @@ TEST_BATCH = 50  # fixed, so that the test loss has the same bits whatever the n
 
 @dataclass(frozen=True)
 class LabelledSizes:
-    """How much there is of what: all that the cost of a run needs of its data."""
+    """The sizes of a set: all that the cost of a run needs to know of its data."""
 
     train: int
     test: int
@@ -106,6 +107,11 @@ class LabelledTextProblem(Problem):
         return self._name
 
     @property
+    def length(self) -> int:
+        """The number of tokens to which every text is padded."""
+        return self._sizes.length
+
+    @property
     def examples(self) -> int:
         """The number of training texts."""
         return self._sizes.train
@@ -153,19 +159,24 @@ def tokenise_labelled(rows: Rows, tokenizer: Any, config: Config, *, cut: bool) 
         config: Says how many texts are taken, and how long they may be.
         cut: Whether longer texts are cut off; else they are refused.
     """
-    classes = label_names(rows)
-    number = {name: place for place, name in enumerate(classes)}
-    longest = config.data.sequence_length
-    sets = []
-    for chosen in choose(rows, config):
-        tokens = encode(tokenizer, [row.text for row in chosen], special=True, longest=longest if cut else None)
-        refuse_long(tokens, [row.place for row in chosen], longest)
-        sets.append(Texts.of([[]] * len(tokens), tokens, torch.tensor([_label(row, number) for row in chosen])))
-    train, test = sets
-    padding = next((x for x in (tokenizer.pad_token_id, tokenizer.eos_token_id) if x is not None), 0)
+    chosen, classes, longest = chosen_rows(rows, config), label_names(rows), config.data.sequence_length
+    train, test = (labelled_tokens(own, tokenizer, classes, longest, cut=cut) for own in (chosen.train, chosen.test))
     length = int(max(train.lengths.max(), test.lengths.max()))
-    sizes = LabelledSizes(len(train), len(test), len(classes), length, len(tokenizer), padding)
+    sizes = LabelledSizes(len(train), len(test), len(classes), length, len(tokenizer), padding_of(tokenizer))
     return LabelledData(rows.name, train, test, classes, sizes)
+
+
+def labelled_tokens(rows: Sequence[Row], tokenizer: Any, classes: Sequence[str], longest: int, *, cut: bool) -> Texts:
+    """Texts in tokens, with their labels as numbers; those of more than `longest` tokens are cut off or refused."""
+    number = {name: place for place, name in enumerate(classes)}
+    tokens = encode(tokenizer, [row.text for row in rows], special=True, longest=longest if cut else None)
+    refuse_long(tokens, [row.place for row in rows], longest)
+    return Texts.of([[]] * len(tokens), tokens, torch.tensor([_label(row, number) for row in rows]))
+
+
+def padding_of(tokenizer: Any) -> int:
+    """The token that stands behind the end of a text."""
+    return next((x for x in (tokenizer.pad_token_id, tokenizer.eos_token_id) if x is not None), 0)
 
 
 def _label(row: Row, number: dict[str, int]) -> int:

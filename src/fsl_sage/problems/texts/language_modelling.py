@@ -1,5 +1,6 @@
 """Causal language modelling: a batch is texts, the loss is the cross entropy of the tokens that are to be learnt."""
 
+import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,17 +30,32 @@ class LanguageModelling(Task):
     the greatest length, an upper bound.
     """
 
+    labels_are = "the tokens of every completion, which are its text, and where they stand"
+
     def __init__(
-        self, data: TextData | None, device: torch.device, *, longest: int, label_smoothing: float = 0.1
+        self,
+        data: TextData | None,
+        device: torch.device,
+        *,
+        longest: int,
+        label_smoothing: float = 0.1,
+        vocabulary: int = 0,
     ) -> None:
         self.data = data
+        self.vocabulary = vocabulary
         self.device = device
         self.longest = longest
+        self.vocabulary = vocabulary
         self.label_smoothing = label_smoothing
         self.sizes_vary = True
         self.sizes_are_bounds = data is None
         # Texts of like length together, so that little is padding; the order is fixed by the data.
         self._test_order = data.test.lengths.argsort(stable=True) if data is not None else torch.empty(0)
+
+    @property
+    def label_values(self) -> int | None:
+        """A label is a token."""
+        return self.vocabulary or None
 
     def training_batch(self, indices: Tensor, generator: torch.Generator) -> Batch:
         """input_ids int64 [B, L], and what follows them."""
@@ -71,6 +87,21 @@ class LanguageModelling(Task):
     def terms(self, target: Mapping[str, Tensor]) -> int:
         """One term a token that counts."""
         return int(target["mask"].sum())
+
+    def complaint(self, target: Mapping[str, Tensor]) -> str | None:
+        """Tokens that do not exist, or none that counts."""
+        labels, mask = target["labels"], target["mask"]
+        if self.vocabulary and labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < self.vocabulary:
+            return f"it has tokens outside 0 to {self.vocabulary - 1}"
+        return None if bool(mask.any()) else "no token of it is to be learnt"
+
+    def shorter(self) -> "LanguageModelling | None":
+        """Texts of one token less."""
+        if self.data is not None or self.longest <= 2:
+            return None
+        less = copy.copy(self)
+        less.longest -= 1
+        return less
 
     def score(self, output: Any, target: Mapping[str, Tensor]) -> dict[str, float]:
         """Summed loss without label smoothing, tokens predicted right, number of tokens."""

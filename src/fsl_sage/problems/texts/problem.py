@@ -1,5 +1,6 @@
 """Texts as a problem: what a language model should write."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from fsl_sage.models import make_language_model, tokenizer_path, usual_cut
 from fsl_sage.problems.base import Problem
 from fsl_sage.problems.texts.e2e import find_e2e, load_e2e
 from fsl_sage.problems.texts.language_modelling import LanguageModelling
-from fsl_sage.problems.texts.rows import Rows, choose
+from fsl_sage.problems.texts.rows import Row, Rows, chosen_rows
 from fsl_sage.problems.texts.texts import KNOWN_TEXTS, TextData, Texts, TextSizes, refuse_image_options, refuse_long
 from fsl_sage.problems.texts.tokens import encode, load_tokenizer
 
@@ -88,7 +89,10 @@ class TextProblem(Problem):
         """The completions' tokens are learnt."""
         smoothing = config.optimizer.label_smoothing
         smoothing = SMOOTHING if smoothing is None else smoothing
-        return LanguageModelling(self.data, device, longest=self._sizes.longest, label_smoothing=smoothing)
+        sizes = self._sizes
+        return LanguageModelling(
+            self.data, device, longest=sizes.longest, label_smoothing=smoothing, vocabulary=sizes.vocabulary
+        )
 
 
 def load_text_problem(config: Config) -> TextProblem:
@@ -126,17 +130,21 @@ def tokenizer_of(config: Config) -> Path:
 
 def tokenise_prompts(rows: Rows, tokenizer: Any, config: Config) -> TextData:
     """The chosen rows in tokens; those that are too long are cut off or refused, as --data.long-texts says."""
-    longest, end = config.data.sequence_length, tokenizer.eos_token_id
-    sets = []
-    for chosen in choose(rows, config):
-        prompts = encode(tokenizer, [row.text for row in chosen], special=True)
-        completions = [[*x, end] for x in encode(tokenizer, [row.answer for row in chosen], special=False)]
-        if config.data.long_texts != "cut":
-            whole = [[*prompt, *rest] for prompt, rest in zip(prompts, completions, strict=True)]
-            refuse_long(whole, [row.place for row in chosen], longest)
-        sets.append(Texts.of(prompts, completions, torch.zeros(len(chosen), dtype=torch.int64)))
-    train, test = sets
+    chosen, longest = chosen_rows(rows, config), config.data.sequence_length
+    cut = config.data.long_texts == "cut"
+    train, test = (prompt_tokens(own, tokenizer, longest, cut=cut) for own in (chosen.train, chosen.test))
     return TextData(rows.name, train, test, classes=(), longest=longest, vocabulary=len(tokenizer))
+
+
+def prompt_tokens(rows: Sequence[Row], tokenizer: Any, longest: int, *, cut: bool) -> Texts:
+    """Prompts and completions in tokens; unless they are cut off, those of more than `longest` tokens are refused."""
+    prompts = encode(tokenizer, [row.text for row in rows], special=True)
+    end = tokenizer.eos_token_id
+    completions = [[*x, end] for x in encode(tokenizer, [row.answer for row in rows], special=False)]
+    if not cut:
+        whole = [[*prompt, *rest] for prompt, rest in zip(prompts, completions, strict=True)]
+        refuse_long(whole, [row.place for row in rows], longest)
+    return Texts.of(prompts, completions, torch.zeros(len(rows), dtype=torch.int64))
 
 
 def known_text_sizes(config: Config) -> TextSizes | None:

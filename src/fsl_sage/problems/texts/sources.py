@@ -45,7 +45,7 @@ def load_texts(config: Config) -> Problem:
     """The texts that --data.name names, in the tokens of the model."""
     if config.data.name in KNOWN_TEXTS:
         return load_text_problem(config)
-    rows = _rows(config)
+    rows = rows_of(config)
     return load_prompts(rows, config) if rows.kind == "prompts" else _labelled(rows, config)
 
 
@@ -84,14 +84,21 @@ def defaults_of_texts(name: str) -> Config:
     return text_defaults(name) if kind == "prompts" else labelled_defaults(name)
 
 
-def _rows(config: Config) -> Rows:
+def rows_of(config: Config) -> Rows:
+    """The rows of texts of one's own, and of imdb."""
     name, fraction = config.data.name, config.data.test_fraction
     path = fetch_imdb(config.data.dir) if name == IMDB else _path(name)
-    return _read(path, fraction, name)
+    return _read(path, fraction, name, _versions(path))
+
+
+def _versions(path: Path) -> tuple[tuple[int, int], ...]:
+    """When each file of a set was last changed, and its size: what was read before that must be read again."""
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    return tuple((found.st_mtime_ns, found.st_size) for found in (file.stat() for file in files if file.exists()))
 
 
 @lru_cache(maxsize=1)
-def _read(path: Path, fraction: float, name: str) -> Rows:
+def _read(path: Path, fraction: float, name: str, versions: tuple[tuple[int, int], ...]) -> Rows:
     read = read_saved(path, fraction) if name.startswith("datasets:") else read_jsonl(path, fraction)
     return replace(read, name=name)
 
@@ -100,9 +107,13 @@ def _path(name: str) -> Path:
     return Path(name.partition(":")[2]).expanduser()
 
 
+def are_cut(config: Config) -> bool:
+    """Whether longer texts are cut off, and not refused."""
+    wish = config.data.long_texts
+    return wish == "cut" or (wish is None and config.data.name in (IMDB, *KNOWN_TEXTS))
+
+
 def _labelled(rows: Rows, config: Config) -> LabelledTextProblem:
     tokenizer = load_tokenizer(tokenizer_of(config), writes=False)
-    wish = config.data.long_texts
-    cut = wish == "cut" or (wish is None and config.data.name == IMDB)
-    data = tokenise_labelled(rows, tokenizer, config, cut=cut)
+    data = tokenise_labelled(rows, tokenizer, config, cut=are_cut(config))
     return LabelledTextProblem(data, data.sizes)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from fsl_sage.split.errors import SplitError
@@ -13,7 +12,7 @@ from fsl_sage.split.parts.check import checked
 from fsl_sage.split.parts.part import Part, Split
 from fsl_sage.split.plan.analysis import Analysis, Tied
 from fsl_sage.split.plan.split_plan import SplitPlan
-from fsl_sage.split.trace.skeleton import named_tensors, set_tensor, skeleton
+from fsl_sage.split.trace.skeleton import built_on_meta, named_tensors, set_tensor, skeleton
 
 
 def split_model(
@@ -71,8 +70,7 @@ def build_side(
     if side not in plan.parts:
         raise SplitError(f"the plan has no part '{side}'; it has {', '.join(plan.parts)}")
     if not isinstance(model, nn.Module):
-        with torch.device("meta"):
-            model = model()
+        model = built_on_meta(model)
     part = Part(skeleton(model), plan, side)
     if tensors is not None:
         _load(part, side, tensors)

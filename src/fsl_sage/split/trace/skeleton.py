@@ -105,3 +105,25 @@ def on_meta(tensor: Tensor) -> Tensor:
     """A tensor of the same kind on the meta device."""
     empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
     return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+
+
+def built_on_meta(make: Callable[[], nn.Module]) -> nn.Module:
+    """A model without weights. Where its constructor looks at values, each weight goes to the meta device once made."""
+    try:
+        with torch.device("meta"):
+            return make()
+    except (RuntimeError, NotImplementedError):
+        pass
+    leave = nn.modules.module.register_module_parameter_registration_hook(_weight_on_meta)  # type: ignore[arg-type]
+    try:
+        model = make()
+    finally:
+        leave.remove()
+    for name, tensor in named_tensors(model).items():
+        if not isinstance(tensor, nn.Parameter):
+            set_tensor(model, name, on_meta(tensor))
+    return model
+
+
+def _weight_on_meta(module: nn.Module, name: str, weight: nn.Parameter | None) -> Tensor | None:
+    return None if weight is None else on_meta(weight)

@@ -1,0 +1,124 @@
+"""Sends the foundation of a client's parts to its site before its first round, where it is too large for a message.
+
+The site is offered the foundation and says which chunks of which weights it lacks: none, if they lie in its files or
+came for an earlier run. These are sent in messages of a few chunks, so that neither Flower nor the site's process ever
+has more in memory. A message that is lost is sent again after a new offer; what has come stays at the site.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+
+from fsl_sage.engines.flower.contents import ABOUT, FOUNDATION, OFFER, TENSORS, as_record
+from fsl_sage.engines.flower.courier import Courier, Refusal
+from fsl_sage.engines.flower.foundation import Foundation, as_bytes
+from fsl_sage.engines.flower.weight_store import CHUNK, WEIGHTS, chunks_of
+from fsl_sage.wire.message import Tensors
+
+IN_A_MESSAGE = 2
+"""Chunks."""
+TRIES = 5
+"""Offers without any progress after which a site is given up for the round."""
+PATIENCE = 300.0
+"""Seconds after which a message is taken for lost: a node from which a cut connection takes one says nothing of it.
+What comes later all the same is kept at the site."""
+PAUSE = 3.0
+"""Seconds before a site that did not answer is asked again: it may be on its way back."""
+
+Chunk = tuple[str, int]
+"""Of which weight, by its SHA-256, and which of its chunks."""
+
+
+class Laying:
+    """Who has the foundation, and what the others still lack."""
+
+    def __init__(self, foundation: Foundation, large: Tensors, run: str, tell: Callable[[str], None]) -> None:
+        self.block = foundation.pack()
+        self._large = large
+        self._run = run
+        self._tell = tell
+        self._laid: set[int] = set()
+
+    @property
+    def comes_first(self) -> bool:
+        """Whether it is sent before a client's first round, and not with it."""
+        return bool(self._large)
+
+    def send(self, nodes: Mapping[int, int], courier: Courier, timeout: float) -> dict[int, str]:
+        """Send it to the nodes of these clients that do not have it; by client, why one did not get it."""
+        if not self.comes_first:
+            return {}
+        timeout = min(timeout, PATIENCE)
+        waiting = {client: node for client, node in nodes.items() if client not in self._laid}
+        least = dict.fromkeys(waiting, sum(chunks_of(tensor.nbytes) for tensor in self._large.values()) + 1)
+        tries = dict.fromkeys(waiting, 0)
+        failed: dict[int, str] = {}
+        while waiting:
+            offers = {client: self._offer(client, node, timeout) for client, node in waiting.items()}
+            lacks: dict[int, list[Chunk]] = {}
+            for client, answer in courier.exchange(offers, timeout).items():
+                chunks = None if isinstance(answer, str) else self._lacking(answer)
+                if chunks == []:
+                    self._laid.add(client)
+                    del waiting[client]
+                    continue
+                progress = chunks is not None and len(chunks) < least[client]
+                tries[client] = 0 if progress else tries[client] + 1
+                if isinstance(answer, Refusal) or tries[client] >= TRIES:
+                    failed[client] = answer if isinstance(answer, str) else "the weights that it starts from are lost"
+                    del waiting[client]
+                elif chunks is not None:
+                    least[client] = min(least[client], len(chunks))
+                    lacks[client] = chunks
+            self._send_chunks(lacks, waiting, courier, timeout)
+            if waiting and not lacks:
+                time.sleep(PAUSE)
+        return failed
+
+    def _offer(self, client: int, node: int, timeout: float) -> Message:
+        about = ConfigRecord({"run": self._run, "client": client})
+        content = RecordDict({ABOUT: about, FOUNDATION: as_record(self.block)})
+        return Message(content, node, f"query.{OFFER}", ttl=timeout)
+
+    def _lacking(self, answer: Message) -> list[Chunk]:
+        """What a site says that it lacks, as far as there is such a thing."""
+        about = answer.content.config_records.get(ABOUT, ConfigRecord())
+        said = about.get("lacks", [])
+        chunks = [str(word).partition(".") for word in (said if isinstance(said, list) else [])]
+        found = [
+            (sha256, int(number))
+            for sha256, _, number in chunks
+            if sha256 in self._large
+            and number.isdecimal()
+            and len(number) < 9
+            and int(number) < chunks_of(self._large[sha256].nbytes)
+        ]
+        return list(dict.fromkeys(found))
+
+    def _send_chunks(
+        self, lacks: Mapping[int, Sequence[Chunk]], nodes: Mapping[int, int], courier: Courier, timeout: float
+    ) -> None:
+        """To all sites side by side, a message each at a time; who fails to take one is asked anew what it lacks."""
+        queues = {client: list(_in_messages(chunks)) for client, chunks in lacks.items()}
+        if queues:
+            most = max(len(chunks) for chunks in lacks.values())
+            self._tell(f"Sending frozen weights to {len(queues)} sites, {most * CHUNK / 1e6:,.0f} MB each at most")
+        while queues:
+            messages = {client: self._chunks(nodes[client], queue.pop(0), timeout) for client, queue in queues.items()}
+            answers = courier.exchange(messages, timeout)
+            queues = {c: queue for c, queue in queues.items() if queue and not isinstance(answers[c], str)}
+
+    def _chunks(self, node: int, chunks: Sequence[Chunk], timeout: float) -> Message:
+        arrays, sizes = {}, []
+        for sha256, number in chunks:
+            content = bytes(as_bytes(self._large[sha256])[number * CHUNK : (number + 1) * CHUNK])
+            arrays[f"{sha256}.{number}"] = Array("uint8", (len(content),), "bytes", content)
+            sizes.append(self._large[sha256].nbytes)
+        content_records = RecordDict({ABOUT: ConfigRecord({"sizes": sizes}), TENSORS: ArrayRecord(arrays)})
+        return Message(content_records, node, f"query.{WEIGHTS}", ttl=timeout)
+
+
+def _in_messages(chunks: Sequence[Chunk]) -> Iterator[Sequence[Chunk]]:
+    for start in range(0, len(chunks), IN_A_MESSAGE):
+        yield chunks[start : start + IN_A_MESSAGE]

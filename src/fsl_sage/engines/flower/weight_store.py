@@ -1,0 +1,81 @@
+"""Large tensors on the disk of a node, each under the SHA-256 of its bytes, whichever way they came.
+
+A tensor comes in chunks, in any order, and with interruptions: chunks that are here stay, also when the node is started
+again. When the last one is here the tensor is put together and checked. Runs with the same frozen weights share them.
+
+This module needs neither torch nor the rest of the package, so that a process that takes a chunk starts fast.
+"""
+
+import hashlib
+import os
+import re
+from pathlib import Path
+
+from fsl_sage.errors import InputError
+
+WEIGHTS = "weights"
+"""What a message is called that brings chunks to a node, and the directory that keeps them there."""
+CHUNK = 2**25
+"""Bytes of a chunk; the last one of a tensor may be shorter."""
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+class WeightStore:
+    """A directory of tensors."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def path(self, sha256: str) -> Path:
+        """Where a tensor is, once it is complete."""
+        if not _SHA256.fullmatch(sha256):  # it becomes a file's name, and it came over the network
+            raise InputError("The name of a weight is not a SHA-256.")
+        return self.directory / sha256
+
+    def lacks(self, sha256: str, size: int) -> list[int]:
+        """The numbers of the chunks of a tensor of so many bytes that are not here."""
+        if self.path(sha256).exists():
+            return []
+        return [number for number in range(chunks_of(size)) if not self._chunk(sha256, number).exists()]
+
+    def put(self, sha256: str, size: int, number: int, content: bytes) -> None:
+        """Keep a chunk; with the last one the tensor is complete."""
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            _write(self._chunk(sha256, number), content)
+            if not self.path(sha256).exists() and not self.lacks(sha256, size):
+                self._complete(sha256, size)
+        except OSError as error:
+            if self.path(sha256).exists():  # another client of this node was faster
+                return
+            raise InputError(f"A weight cannot be written at this node: {error.strerror}.") from None
+
+    def _complete(self, sha256: str, size: int) -> None:
+        """Put the chunks together, one at a time. What does not have the right SHA-256 is dropped, to come again."""
+        chunks = [self._chunk(sha256, number) for number in range(chunks_of(size))]
+        whole, written = hashlib.sha256(), self.path(sha256).with_name(f"{sha256}.part-{os.getpid()}")
+        with open(written, "wb") as file:
+            for chunk in chunks:
+                content = chunk.read_bytes()
+                whole.update(content)
+                file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if whole.hexdigest() == sha256:
+            os.replace(written, self.path(sha256))
+        for path in (written, *chunks):
+            path.unlink(missing_ok=True)
+
+    def _chunk(self, sha256: str, number: int) -> Path:
+        return self.path(sha256).with_name(f"{sha256}.{number}")
+
+
+def chunks_of(size: int) -> int:
+    """How many chunks a tensor of so many bytes has."""
+    return -(-size // CHUNK)
+
+
+def _write(path: Path, content: bytes) -> None:
+    temporary = path.with_name(f"{path.name}.part-{os.getpid()}")
+    temporary.write_bytes(content)
+    os.replace(temporary, path)

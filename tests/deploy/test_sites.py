@@ -1,0 +1,283 @@
+"""Sites hold their own part of a model and their own data, whatever kind of problem it is."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("flwr")
+pytest.importorskip("peft")
+
+from safetensors.torch import load_file
+
+from fsl_sage.cli import main
+from fsl_sage.deploy.agreement import at_site, read_agreement
+from fsl_sage.deploy.app import agree
+from fsl_sage.deploy.site import Place, Site
+from fsl_sage.engines.flower import laying, weight_store
+from fsl_sage.engines.flower.foundation import Foundation
+from fsl_sage.engines.flower.weight_store import WeightStore
+from fsl_sage.errors import InputError
+from fsl_sage.experiment import run
+from fsl_sage.experiment.setup import make_setup
+from fsl_sage.problems.sites import problem_at_server
+from fsl_sage.problems.texts.one_side import load_side
+from fsl_sage.records.run_directory import RunDirectory
+from fsl_sage.split.trace.skeleton import named_tensors
+
+from ..conftest import tiny_config
+from ..engines.test_flower import Deployment, assert_same_run, hasty  # noqa: F401
+from ..problems.texts.test_labelled import save_bert, save_texts
+from ..texts import save_all
+
+
+def language(directory: Path, family: str = "llama", **changes: Any) -> Deployment:
+    values = {**save_all(directory, family), "out": str(directory / "local"), "clients": 2, "rounds": 2, **changes}
+    values["data"] = {**values["data"], "sequence_length": 24}
+    return Deployment(tiny_config(values), directory, tokenizer=str(directory / family))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"align_every": 1},
+        {"algorithm": "cse-fsl", "lora": {"dropout": 0.1}},
+        {"algorithm": "fedavg"},
+        {"family": "gpt2", "lora": {"auxiliary": "adapters"}},
+    ],
+    ids=["fsl-sage", "cse-fsl with dropout", "fedavg", "gpt2"],
+)
+def test_language_models_give_the_bits_of_the_local_engine(tmp_path: Path, changes: dict[str, Any]) -> None:
+    deployment = language(tmp_path, **changes)
+    result = deployment.serve(deployment.grid())
+    assert all(not line["missing"] for line in result.metrics)
+    assert_same_run(result.directory, run(deployment.config).directory)
+    about = json.loads((result.directory / "federation.json").read_text())
+    told = "the tokens of every completion" in about["what_leaves_a_site"]
+    assert told == (deployment.config.algorithm != "fedavg")
+    peaks = [json.loads(deployment.state(client).result_file.read_text()) for client in range(2)]
+    assert all(peak["processes"] == 2 and peak["peak_memory_bytes"] > 10**7 for peak in peaks)
+
+
+def test_texts_with_labels_give_the_bits_of_the_local_engine(tmp_path: Path) -> None:
+    model, texts = save_bert(tmp_path / "bert"), save_texts(tmp_path / "texts.jsonl", 60)
+    values = {
+        "data": {"name": f"jsonl:{texts}", "sequence_length": 20, "train_images": None, "test_images": None},
+        "model": {"name": f"hf:{model}", "frozen": ["bert.embeddings"]},
+        "out": str(tmp_path / "local"),
+    }
+    deployment = Deployment(tiny_config({**values, "clients": 2}), tmp_path, tokenizer=str(model))
+    result = deployment.serve(deployment.grid())
+    assert_same_run(result.directory, run(deployment.config).directory)
+
+
+# What a site's process holds
+
+
+def site_of(deployment: Deployment, client: int) -> Site:
+    config, agreement = read_agreement(deployment.config_file)
+    place = Place(client, deployment.sites[client], deployment.states, Path(deployment.node["tokenizer"]))
+    return Site(at_site(config, deployment.config_file), agreement, place)
+
+
+def test_a_site_holds_its_own_part_and_nothing_else(tmp_path: Path) -> None:
+    deployment = language(tmp_path, rounds=1)
+    deployment.serve(deployment.grid())
+    run_id = json.loads((deployment.run_directory / "federation.json").read_text())["run"]
+    setup = site_of(deployment, 0)._setup(deployment.state(0))
+    assert run_id
+    assert set(setup.modules) == {"client", "auxiliary"}
+    here = {part: named_tensors(module) for part, module in setup.modules.items()}
+    config, agreement = read_agreement(deployment.config_file)
+    whole = make_setup(config, problem_at_server(config, agreement), agreement.examples)
+    for part, tensors in here.items():
+        fixed = {name for name, tensor in tensors.items() if not tensor.is_meta}
+        assert fixed == {n for n, x in named_tensors(whole.modules[part]).items() if n not in whole.initial[part]}
+        assert all(torch.equal(tensors[name], named_tensors(whole.modules[part])[name]) for name in fixed)
+    assert not any(".layers.4." in name for name in here["client"] | here["auxiliary"])
+
+
+def test_the_sites_need_no_files_of_the_model(tmp_path: Path) -> None:
+    deployment = language(tmp_path, rounds=1)
+    (tmp_path / "tokenizer").mkdir()
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "tokenizer" / file).write_bytes((tmp_path / "llama" / file).read_bytes())
+    deployment.node["tokenizer"] = str(tmp_path / "tokenizer")
+    assert at_site(deployment.config, deployment.config_file).model.name.startswith(f"hf:{tmp_path / 'app'}")
+    assert not list((tmp_path / "app").rglob("*.safetensors"))
+    assert deployment.serve(deployment.grid()).metrics[0]["missing"] == []
+
+
+# Large frozen weights
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every frozen weight is large, and has several chunks."""
+    monkeypatch.setattr("fsl_sage.engines.flower.foundation.SMALL", 0)
+    monkeypatch.setattr("fsl_sage.engines.flower.foundation.SCALAR", 64)
+    for module in (weight_store, laying):
+        monkeypatch.setattr(module, "CHUNK", 256)
+    monkeypatch.setattr("fsl_sage.deploy.site.CHUNK", 256)
+
+
+@pytest.mark.usefixtures("large")
+def test_large_weights_come_in_chunks_that_a_lost_message_does_not_lose(tmp_path: Path) -> None:
+    deployment = language(tmp_path, rounds=1)
+    chunks: list[str] = []
+
+    def lose(client: int, message: Any, reply: Any) -> Any:
+        if message.metadata.message_type == "query.weights":
+            chunks.append(client)
+            if len(chunks) in (2, 5):
+                return None  # the site has it, and the server does not know
+        return reply
+
+    result = deployment.serve(deployment.grid(tamper=lose), timeout=0.2)
+    assert len(chunks) > 8
+    assert_same_run(result.directory, run(deployment.config).directory)
+
+    # A second run finds them.
+    chunks.clear()
+    deployment.run_directory = tmp_path / "second"
+    deployment.serve(deployment.grid(tamper=lose))
+    assert chunks == []
+
+
+@pytest.mark.usefixtures("large")
+def test_weights_in_the_files_of_its_side_are_not_sent_to_a_site(tmp_path: Path) -> None:
+    """`export-side` writes these files. They have nothing of the other side, and do for `load_side` too."""
+    deployment = language(tmp_path, rounds=1, lora={"dropout": 0.0, "auxiliary": "adapters"})
+    side, config = tmp_path / "side", deployment.config
+    options = ["--model.name", config.model.name, "--data.name", "e2e", "--lora.auxiliary", "adapters"]
+    main(["deploy", "export-side", str(side), "--part", "client", *options])
+    names = set(load_file(side / "model.safetensors"))
+    assert names < set(load_file(tmp_path / "llama" / "model.safetensors"))
+    assert not any(".layers.4." in name for name in names)
+    own = replace(config, model=replace(config.model, name=f"hf:{side}"))
+    for part, module in load_side(config, ["client", "auxiliary"]).items():
+        tensors = named_tensors(load_side(own, [part])[part])
+        assert all(torch.equal(tensors[name], tensor) for name, tensor in named_tensors(module).items())
+
+    deployment.node = {"model": str(side)}  # with it comes the tokenizer
+    grid = deployment.grid()
+    result = deployment.serve(grid)
+    assert not [message for message in grid.sent if message.metadata.message_type == "query.weights"]
+    assert_same_run(result.directory, run(deployment.config).directory)
+
+
+def test_a_damaged_chunk_is_noticed_and_comes_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_store, "CHUNK", 4)
+    content = b"0123456789"
+    from hashlib import sha256
+
+    name, store = sha256(content).hexdigest(), WeightStore(tmp_path)
+    assert store.lacks(name, 10) == [0, 1, 2]
+    store.put(name, 10, 2, b"89")
+    store.put(name, 10, 0, b"0123")
+    assert WeightStore(tmp_path).lacks(name, 10) == [1]
+    store.put(name, 10, 1, b"4x67")
+    assert store.lacks(name, 10) == [0, 1, 2]
+    for number in range(3):
+        store.put(name, 10, number, content[4 * number : 4 * number + 4])
+    assert store.lacks(name, 10) == []
+    assert store.path(name).read_bytes() == content
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+    with pytest.raises(InputError, match="not a SHA-256"):
+        store.path("../../etc/passwd")
+
+
+def test_a_foundation_survives_the_way(tmp_path: Path) -> None:
+    setup = make_setup(language(tmp_path).config)
+    foundation, large = Foundation.of(setup)
+    again = Foundation.unpack(foundation.pack())
+    assert large == {}
+    assert (again.plan, again.places) == (foundation.plan, foundation.places)
+    assert all(torch.equal(again.small[key], tensor) for key, tensor in foundation.small.items())
+    with pytest.raises(InputError, match="cannot be read"):
+        Foundation.unpack(b"x" * 100)
+
+
+# What is refused
+
+
+def test_a_site_with_another_tokenizer_or_other_texts_is_refused(tmp_path: Path) -> None:
+    deployment = language(tmp_path)
+    site = site_of(deployment, 0)
+    other = replace(site.agreement, texts=replace(site.agreement.texts, words="0" * 16))
+    with pytest.raises(InputError, match="is not the one agreed on"):
+        Site(site.config, other, site.place).look()
+    with pytest.raises(InputError, match=r"""needs the directory of its tokenizer"""):
+        Site(site.config, site.agreement, replace(site.place, tokenizer=None)).look()
+    other = replace(site.agreement, texts=replace(site.agreement.texts, longest=9))
+    with pytest.raises(InputError, match="leaves nothing to learn"):
+        Site(site.config, other, site.place).look()
+    labels = save_texts(tmp_path / "labels.jsonl", 12)
+    with pytest.raises(InputError, match="are labels, not prompts as agreed"):
+        Site(site.config, site.agreement, replace(site.place, data=labels)).look()
+
+
+def hostile(kind: str) -> Any:
+    def spoil(client: int, message: Any, reply: Any) -> Any:
+        from fsl_sage.engines.flower.contents import TENSORS, pack, unpack
+
+        if client == 1 and message.metadata.message_type == "train":
+            tensors = unpack(reply.content.array_records[TENSORS])
+            name = next(name for name in tensors if name.endswith("labels/labels"))
+            mask, z = name.replace("labels/labels", "labels/mask"), name.replace("labels/labels", "activations/0")
+            if kind == "token":
+                tensors[name] = tensors[name] + 1000
+            elif kind == "mask":
+                tensors[mask] = torch.zeros_like(tensors[mask])
+            elif kind == "length":
+                tensors[name] = tensors[name][:, :-1].contiguous()
+            elif kind == "width":
+                tensors[z] = tensors[z][..., :-1].contiguous()
+            elif kind == "empty":
+                tensors |= {n: tensors[n][:, :0].contiguous() for n in (name, mask, z)}
+            reply.content[TENSORS] = pack(tensors)
+        return reply
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("token", "it has tokens outside 0 to"),
+        ("mask", "no token of it is to be learnt"),
+        ("length", "has the shape"),
+        ("width", "has the shape"),
+        ("empty", "has a length of 0 instead of 1 to 23"),
+    ],
+)
+def test_hostile_texts_are_rejected_with_the_reason(tmp_path: Path, kind: str, reason: str) -> None:
+    deployment = language(tmp_path, "gpt2", rounds=1)
+    result = deployment.serve(deployment.grid(tamper=hostile(kind)))
+    assert reason in result.metrics[0]["rejected"]["1"]
+    assert RunDirectory(result.directory).metrics()[0]["missing"] == [1]
+
+
+def test_splitfed_is_refused_for_texts_too(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="splitfed-ss cannot run on Flower with these options: its clients wait"):
+        language(tmp_path, algorithm="splitfed-ss")
+
+
+def test_what_a_server_with_test_texts_alone_agrees_on(tmp_path: Path) -> None:
+    deployment = language(tmp_path)
+    (tmp_path / "server").mkdir()
+    (tmp_path / "server" / "test.jsonl").write_text('{"prompt": "name[Cotto]", "completion": "Cotto serves Thai ."}\n')
+    data = replace(deployment.config.data, name=f"jsonl:{tmp_path / 'server'}", sequence_length=12)
+    agreement, shares = agree(replace(deployment.config, data=data), (3, 4))
+    assert (agreement.examples, agreement.texts.longest, agreement.texts.kind) == ((3, 4), 12, "prompts")
+    assert agreement.texts.words == deployment.agreement.texts.words
+    assert not shares
+    assert (
+        problem_at_server(replace(deployment.config, data=data), agreement)
+        .make_task(deployment.config, torch.device("cpu"))
+        .test_batches()
+        == 1
+    )
