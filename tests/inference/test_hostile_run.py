@@ -58,8 +58,15 @@ def change(file: Path, **values) -> None:
     ids=str,
 )
 def test_what_is_said_of_the_images_is_looked_at(whole, hostile, values):
-    change(hostile / "inference.json", **values)
+    change(hostile / "inference.json", **values, sha256=None)
     with pytest.raises(InputError, match=r"inference\.json"):
+        predict(hostile, [whole.parent / "x.png"])
+
+
+def test_one_number_changed_in_what_is_said_of_the_images(whole, hostile):
+    """Another mean gives other classes, and nothing else would tell."""
+    change(hostile / "inference.json", mean=[0.4914, 0.4822, 0.9465])
+    with pytest.raises(InputError, match=r"inference\.json is damaged"):
         predict(hostile, [whole.parent / "x.png"])
 
 
@@ -97,7 +104,7 @@ def test_code_that_a_run_directory_names(hostile, monkeypatch, name):
 
 
 def test_names_do_not_command_the_terminal(whole, hostile, tmp_path, capsys):
-    change(hostile / "inference.json", classes=[f"\x1b[31m{label}\n" for label in range(10)])
+    change(hostile / "inference.json", sha256=None, classes=[f"\x1b[31m{label}\n" for label in range(10)])
     image = tmp_path / "a\x1b]0;title\x07\nb.png"
     shutil.copy(whole.parent / "x.png", image)
     main(["predict", str(hostile), str(image)])

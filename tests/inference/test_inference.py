@@ -142,6 +142,30 @@ def test_keeping_the_best_survives_a_kill(tiny, tmp_path: Path) -> None:
     assert (whole.out / "best.safetensors").read_bytes() == (cut.out / "best.safetensors").read_bytes()
 
 
+def test_a_run_does_not_go_on_without_its_best_model(tiny) -> None:
+    """A later round brings it back only if that is better; what using the model takes is known, and written anew."""
+
+    class Halt(Tracker):
+        def round(self, metrics: dict) -> None:
+            raise KeyboardInterrupt
+
+    config = tiny(rounds=2, keep="best", algorithm="fedavg", data={"train_images": 60, "test_images": 20})
+    with pytest.raises(KeyboardInterrupt):
+        run(config, [Halt()])
+    best, inference = config.out / "best.safetensors", config.out / "inference.json"
+    whole, said = best.read_bytes(), inference.read_bytes()
+    best.unlink()
+    with pytest.raises(InputError, match=r"best\.safetensors is gone"):
+        resume(config.out)
+    best.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(InputError, match=r"best\.safetensors is damaged"):
+        resume(config.out)
+    best.write_bytes(whole)
+    inference.write_bytes(said.replace(b"0.4914", b"0.9914"))
+    resume(config.out)
+    assert inference.read_bytes() == said
+
+
 def test_a_run_that_keeps_the_last_model_alone_has_no_best(tiny) -> None:
     config = tiny(rounds=1)
     run(config)

@@ -133,7 +133,7 @@ def play(
                 raise
 
 
-def _trackers(callbacks: Sequence[Tracker]) -> list[Tracker]:
+def _trackers(callbacks: Sequence[Tracker] | Tracker) -> list[Tracker]:
     """The callbacks, of which one may stand alone."""
     each: list[Tracker] = [callbacks] if isinstance(callbacks, Tracker) else list(callbacks)
     for callback in each:
@@ -253,6 +253,7 @@ def _restore(
     checkpoint = directory.load_checkpoint(config)
     if checkpoint:
         directory.warn_of_versions()
+        directory.check_best()
     try:
         federation = _built(directory, config, problem, build, checkpoint)
     except LostError:  # the S-server may die at any moment, also while it is started; twice is no accident

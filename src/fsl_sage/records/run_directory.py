@@ -20,6 +20,7 @@ classes.png
 """
 
 import csv
+import hashlib
 import io
 import json
 import os
@@ -50,6 +51,7 @@ from fsl_sage.records.log import Log
 from fsl_sage.wire.ledger import Entry
 from fsl_sage.wire.message import Tensors
 
+_SEAL = "sha256"
 LEDGER_HEADER = "round,client,direction,kind,bytes\n"
 
 
@@ -213,13 +215,24 @@ class RunDirectory:
             write_json(self.config_file, {**written, "score": values})
 
     def save_inference(self, needed: Mapping[str, Any]) -> None:
-        """Write down what using the model takes beside its weights."""
-        if not self.inference_file.exists():
-            write_json(self.inference_file, needed)
+        """Write down what using the model takes beside its weights, with its SHA-256."""
+        written = _bytes_of({**needed, _SEAL: _seal(needed)})
+        if not self.inference_file.exists() or self.inference_file.read_bytes() != written:
+            write_bytes(self.inference_file, written)
 
     def save_best(self, model: Mapping[str, Tensor], t: int) -> None:
         """Put the model of round t in the place of the best one so far."""
         save_tensors(self.best_file, model, {"round": t})
+
+    def check_best(self) -> None:
+        """Refuse to go on where the model of the best round so far is gone or damaged: it cannot be had again."""
+        if self.config().keep != "best":
+            return
+        if not self.best_file.exists():
+            raise InputError(
+                f"{self.best_file} is gone, the model of the best round so far: put it back, or start a new run."
+            )
+        load_tensors(self.best_file, sealed=True)
 
     def save_card(self, text: str) -> None:
         """What the model is, for people."""
@@ -281,7 +294,10 @@ class RunDirectory:
         if not self.inference_file.exists():
             return {}
         with _readable(self.inference_file):
-            return dict(read_json(self.inference_file))
+            needed = dict(read_json(self.inference_file))
+            if needed.pop(_SEAL, _seal(needed)) != _seal(needed):
+                raise ValueError("it is not what was written")
+            return needed
 
     def failure(self) -> str | None:
         """Why the run failed; None if it did not."""
@@ -356,6 +372,16 @@ def _readable(file: Path) -> Iterator[None]:
         raise InputError(f"{file} cannot be read: {error.strerror}.") from None
     except (ValueError, TypeError, RecursionError, csv.Error):
         raise InputError(f"{file} is damaged: put it back as it was, or start a new run.") from None
+
+
+def _seal(values: Mapping[str, Any]) -> str:
+    """The SHA-256 of these values; of what a file has of them, without the seal itself."""
+    plain = {name: value for name, value in values.items() if name != _SEAL}
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+
+def _bytes_of(value: Any) -> bytes:
+    return (json.dumps(value, indent=2) + "\n").encode()
 
 
 def _round(line: Any) -> dict[str, Any]:
