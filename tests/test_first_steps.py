@@ -137,7 +137,10 @@ def own_code(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("needs_widht", "--model.name own_code:needs_widht: own_code has no needs_widht: did you mean needs_width?"),
+        (
+            "needs_widht",
+            "--model.name own_code:needs_widht is not there: own_code has no needs_widht: did you mean needs_width?",
+        ),
         ("needs_width", "--model.name own_code:needs_width needs 'width': a factory is given classes and channels, "),
         ("raises", "failed to make a model: RuntimeError: no weights today (own_code.py, line 10)."),
         ("number", "own_code:number is no class and no function: give one that makes a model."),

@@ -41,10 +41,16 @@ def import_own(name: str, option: str) -> Any:
         raise InputError(f"{option} {name} cannot be imported: {described(error)}.") from error
     for part in attribute.split("."):
         if not hasattr(found, part):
-            known = [each for each in vars(found) if not each.startswith("_")]
-            raise InputError(f"{option} {name}: {module} has no {part}{nearest(part, known, '; it has')}")
+            raise InputError(f"{option} {name} is not there: {module} has no {part}{_nearest(part, found)}")
         found = getattr(found, part)
     return found
+
+
+def _nearest(part: str, holder: Any) -> str:
+    """The end of the sentence: which of the classes and functions that stand there was meant."""
+    there, place = getattr(holder, "__dict__", {}), getattr(holder, "__name__", "")
+    own = [name for name, value in there.items() if getattr(value, "__module__", None) == place]
+    return nearest(part, own, "; it has") if own else "."
 
 
 def _refuse_others(name: str, top: str, option: str) -> None:

@@ -7,7 +7,7 @@ from fsl_sage.config import Config
 from fsl_sage.deploy.agreement import Agreement, check
 from fsl_sage.engines.local import LocalEngine
 from fsl_sage.errors import InputError, RunWarning
-from fsl_sage.experiment import Federation, cost, planning, resume, run
+from fsl_sage.experiment import Federation, client_cuts, cost, resume, run
 from fsl_sage.experiment.costs import run_cost
 from fsl_sage.experiment.setup import make_setup
 from fsl_sage.problems.make import make_problem
@@ -168,12 +168,12 @@ def test_cuts_are_planned_by_memory(tiny):
     memories = {"algorithm": "adaptsfl", "batch_size": 16, "client_memories": ["3MB", "300MB", "1GB"]}
     with pytest.warns(RunWarning, match="Cuts planned by the clients' memories: client 0 at"):
         setup = make_setup(config := tiny(**memories))
-    points = {point.name: point for point in planning._points(config, make_problem(config))}
+    points = {point.name: point for point in client_cuts._points(config, make_problem(config))}
     for client, limit in enumerate((3e6, 3e8, 1e9)):
         chosen = points[setup.cuts[client]]
         assert chosen.client_memory <= limit
         fitting = [point for point in points.values() if point.client_memory <= limit]
-        assert planning.moved(chosen, 50) == min(planning.moved(point, 50) for point in fitting)
+        assert client_cuts.moved(chosen, 50) == min(client_cuts.moved(point, 50) for point in fitting)
     assert setup.cuts[0] != setup.cuts[1] == setup.cuts[2]
     with pytest.raises(InputError, match="No cut fits the 10 kB of client 2: a step needs at least"):
         make_setup(tiny(algorithm="adaptsfl", client_memories=["3MB", "3MB", "10kB"]))
@@ -190,6 +190,8 @@ def test_cuts_are_planned_by_memory(tiny):
         ({"cuts": CUTS, "model": {"cut": "block1,block3"}}, "one cut for all clients"),
         ({"cuts": CUTS, "model": {"batch_norm": "local"}}, "--model.batch-norm local"),
         ({"cuts": CUTS, "averaging": {"proximal": 0.1}}, "--averaging.proximal"),
+        ({"cuts": CUTS, "codec": {"weights": "int8"}}, "--codec.weights int8"),
+        ({"cuts": CUTS, "codec": {"preset": "balanced"}}, "--codec.update"),
         ({"cuts": ["block1", "nowhere", "block2"]}, "nowhere"),
         ({"cuts": CUTS, "model": {"frozen": ["block1"]}}, "weights are all trained"),
     ],

@@ -181,7 +181,7 @@ def test_python_runs_it(folder):
     ("name", "said"),
     [
         ("nowhere:Anchored", "--algorithm nowhere:Anchored cannot be imported: No module named 'nowhere'"),
-        ("anchored:Nothing", "cannot be imported: module 'anchored' has no attribute 'Nothing'"),
+        ("anchored:Nothing", "--algorithm anchored:Nothing is not there: anchored has no Nothing"),
         ("anchored:AnchoredOptions", "is not an Algorithm: give a class that derives from fsl_sage.Algorithm"),
     ],
 )

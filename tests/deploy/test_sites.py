@@ -1,6 +1,8 @@
 """Sites hold their own part of a model and their own data, whatever kind of problem it is."""
 
+import copy
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,22 +13,27 @@ import torch
 pytest.importorskip("flwr")
 pytest.importorskip("peft")
 
+from flwr.app import RecordDict
 from safetensors.torch import load_file
 
 from fsl_sage.cli import main
 from fsl_sage.deploy.agreement import at_site, read_agreement
 from fsl_sage.deploy.app import agree
 from fsl_sage.deploy.site import Place, Site
+from fsl_sage.engines.dry import DryEngine
 from fsl_sage.engines.flower import laying, weight_store
+from fsl_sage.engines.flower.contents import ABOUT, TENSORS, pack, unpack
 from fsl_sage.engines.flower.foundation import Foundation
+from fsl_sage.engines.flower.inspection import Inspector, RejectedError
 from fsl_sage.engines.flower.weight_store import WeightStore
 from fsl_sage.errors import InputError
 from fsl_sage.experiment import run
-from fsl_sage.experiment.setup import make_setup
+from fsl_sage.experiment.setup import make_dry_setup, make_setup
 from fsl_sage.problems.sites import problem_at_server
 from fsl_sage.problems.texts.one_side import load_side
-from fsl_sage.records.run_directory import RunDirectory
+from fsl_sage.problems.texts.sites import text_shapes
 from fsl_sage.split.trace.skeleton import named_tensors
+from fsl_sage.wire.message import Tensors
 
 from ..conftest import tiny_config
 from ..engines.test_flower import Deployment, assert_same_run, hasty  # noqa: F401
@@ -40,13 +47,28 @@ def language(directory: Path, family: str = "llama", **changes: Any) -> Deployme
     return Deployment(tiny_config(values), directory, tokenizer=str(directory / family))
 
 
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Deployment, RecordDict]:
+    """A deployment after its only round, and what client 1 replied."""
+    deployment = language(tmp_path_factory.mktemp("played"), rounds=1, clients=2)
+    replies: list[RecordDict] = []
+
+    def overhear(client: int, message: Any, reply: Any) -> Any:
+        if client == 1 and message.metadata.message_type == "train":
+            replies.append(copy.deepcopy(reply.content))
+        return reply
+
+    deployment.serve(deployment.grid(tamper=overhear))
+    return deployment, replies[0]
+
+
 @pytest.mark.parametrize(
     "changes",
     [
         {"align_every": 1},
-        {"algorithm": "cse-fsl", "lora": {"dropout": 0.1}},
-        {"algorithm": "fedavg"},
-        {"family": "gpt2", "lora": {"auxiliary": "adapters"}},
+        pytest.param({"algorithm": "cse-fsl", "lora": {"dropout": 0.1}}, marks=pytest.mark.slow),
+        pytest.param({"algorithm": "fedavg"}, marks=pytest.mark.slow),
+        pytest.param({"family": "gpt2", "lora": {"auxiliary": "adapters"}}, marks=pytest.mark.slow),
     ],
     ids=["fsl-sage", "cse-fsl with dropout", "fedavg", "gpt2"],
 )
@@ -83,12 +105,9 @@ def site_of(deployment: Deployment, client: int) -> Site:
     return Site(at_site(config, deployment.config_file), agreement, place)
 
 
-def test_a_site_holds_its_own_part_and_nothing_else(tmp_path: Path) -> None:
-    deployment = language(tmp_path, rounds=1)
-    deployment.serve(deployment.grid())
-    run_id = json.loads((deployment.run_directory / "federation.json").read_text())["run"]
+def test_a_site_holds_its_own_part_and_nothing_else(played: tuple[Deployment, RecordDict]) -> None:
+    deployment, _ = played
     setup = site_of(deployment, 0)._setup(deployment.state(0))
-    assert run_id
     assert set(setup.modules) == {"client", "auxiliary"}
     here = {part: named_tensors(module) for part, module in setup.modules.items()}
     config, agreement = read_agreement(deployment.config_file)
@@ -100,6 +119,7 @@ def test_a_site_holds_its_own_part_and_nothing_else(tmp_path: Path) -> None:
     assert not any(".layers.4." in name for name in here["client"] | here["auxiliary"])
 
 
+@pytest.mark.slow
 def test_the_sites_need_no_files_of_the_model(tmp_path: Path) -> None:
     deployment = language(tmp_path, rounds=1)
     (tmp_path / "tokenizer").mkdir()
@@ -147,6 +167,7 @@ def test_large_weights_come_in_chunks_that_a_lost_message_does_not_lose(tmp_path
     assert chunks == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("large")
 def test_weights_in_the_files_of_its_side_are_not_sent_to_a_site(tmp_path: Path) -> None:
     """`export-side` writes these files. They have nothing of the other side, and do for `load_side` too."""
@@ -190,8 +211,8 @@ def test_a_damaged_chunk_is_noticed_and_comes_again(tmp_path: Path, monkeypatch:
         store.path("../../etc/passwd")
 
 
-def test_a_foundation_survives_the_way(tmp_path: Path) -> None:
-    setup = make_setup(language(tmp_path).config)
+def test_a_foundation_survives_the_way(played: tuple[Deployment, RecordDict]) -> None:
+    setup = make_setup(played[0].config)
     foundation, large = Foundation.of(setup)
     again = Foundation.unpack(foundation.pack())
     assert large == {}
@@ -204,9 +225,10 @@ def test_a_foundation_survives_the_way(tmp_path: Path) -> None:
 # What is refused
 
 
-def test_a_site_with_another_tokenizer_or_other_texts_is_refused(tmp_path: Path) -> None:
-    deployment = language(tmp_path)
-    site = site_of(deployment, 0)
+def test_a_site_with_another_tokenizer_or_other_texts_is_refused(
+    played: tuple[Deployment, RecordDict], tmp_path: Path
+) -> None:
+    site = site_of(played[0], 0)
     other = replace(site.agreement, texts=replace(site.agreement.texts, words="0" * 16))
     with pytest.raises(InputError, match="is not the one agreed on"):
         Site(site.config, other, site.place).look()
@@ -220,45 +242,58 @@ def test_a_site_with_another_tokenizer_or_other_texts_is_refused(tmp_path: Path)
         Site(site.config, site.agreement, replace(site.place, data=labels)).look()
 
 
-def hostile(kind: str) -> Any:
-    def spoil(client: int, message: Any, reply: Any) -> Any:
-        from fsl_sage.engines.flower.contents import TENSORS, pack, unpack
+Spoil = Callable[[Tensors, str], None]
 
-        if client == 1 and message.metadata.message_type == "train":
-            tensors = unpack(reply.content.array_records[TENSORS])
-            name = next(name for name in tensors if name.endswith("labels/labels"))
-            mask, z = name.replace("labels/labels", "labels/mask"), name.replace("labels/labels", "activations/0")
-            if kind == "token":
-                tensors[name] = tensors[name] + 1000
-            elif kind == "mask":
-                tensors[mask] = torch.zeros_like(tensors[mask])
-            elif kind == "length":
-                tensors[name] = tensors[name][:, :-1].contiguous()
-            elif kind == "width":
-                tensors[z] = tensors[z][..., :-1].contiguous()
-            elif kind == "empty":
-                tensors |= {n: tensors[n][:, :0].contiguous() for n in (name, mask, z)}
-            reply.content[TENSORS] = pack(tensors)
-        return reply
 
-    return spoil
+def no_token(tensors: Tensors, upload: str) -> None:
+    tensors[f"{upload}/labels/labels"] += 1000
+
+
+def nothing_to_learn(tensors: Tensors, upload: str) -> None:
+    tensors[f"{upload}/labels/mask"].zero_()
+
+
+def one_is_shorter(tensors: Tensors, upload: str) -> None:
+    tensors[f"{upload}/labels/labels"] = tensors[f"{upload}/labels/labels"][:, :-1]
+
+
+def narrower(tensors: Tensors, upload: str) -> None:
+    tensors[f"{upload}/activations/0"] = tensors[f"{upload}/activations/0"][..., :-1]
+
+
+def empty(tensors: Tensors, upload: str) -> None:
+    tensors |= {name: x[:, :0] for name, x in tensors.items() if name.startswith(upload)}
+
+
+def longer(tensors: Tensors, upload: str) -> None:
+    tensors |= {name: torch.cat([x] * 4, 1) for name, x in tensors.items() if name.startswith(upload)}
 
 
 @pytest.mark.parametrize(
-    ("kind", "reason"),
+    ("spoil", "reason"),
     [
-        ("token", "it has tokens outside 0 to"),
-        ("mask", "no token of it is to be learnt"),
-        ("length", "has the shape"),
-        ("width", "has the shape"),
-        ("empty", "has a length of 0 instead of 1 to 23"),
+        (no_token, "it has tokens outside 0 to"),
+        (nothing_to_learn, "no token of it is to be learnt"),
+        (one_is_shorter, "has the shape"),
+        (narrower, "has the shape"),
+        (empty, "has a length of 0 instead of 1 to 23"),
+        (longer, "it is too large|instead of 1 to 23"),
     ],
 )
-def test_hostile_texts_are_rejected_with_the_reason(tmp_path: Path, kind: str, reason: str) -> None:
-    deployment = language(tmp_path, "gpt2", rounds=1)
-    result = deployment.serve(deployment.grid(tamper=hostile(kind)))
-    assert reason in result.metrics[0]["rejected"]["1"]
-    assert RunDirectory(result.directory).metrics()[0]["missing"] == [1]
+def test_hostile_texts_are_rejected_with_the_reason(
+    played: tuple[Deployment, RecordDict], spoil: Spoil, reason: str
+) -> None:
+    deployment, content = played
+    config, agreement = read_agreement(deployment.config_file)
+    shapes = text_shapes(agreement.texts, sum(agreement.examples), ())
+    dry = DryEngine(make_dry_setup(config, shapes, agreement.examples))
+    inspector = Inspector(str(content.config_records[ABOUT]["run"]), dry, torch.device("cpu"))
+    assert inspector.inspect(content, 0, 1).uploads
+    tensors = unpack(content.array_records[TENSORS])
+    spoil(tensors, "upload/1")
+    spoilt = RecordDict({ABOUT: content[ABOUT], TENSORS: pack(tensors)})
+    with pytest.raises(RejectedError, match=reason):
+        inspector.inspect(spoilt, 0, 1)
 
 
 def test_splitfed_is_refused_for_texts_too(tmp_path: Path) -> None:
@@ -266,8 +301,8 @@ def test_splitfed_is_refused_for_texts_too(tmp_path: Path) -> None:
         language(tmp_path, algorithm="splitfed-ss")
 
 
-def test_what_a_server_with_test_texts_alone_agrees_on(tmp_path: Path) -> None:
-    deployment = language(tmp_path)
+def test_what_a_server_with_test_texts_alone_agrees_on(played: tuple[Deployment, RecordDict], tmp_path: Path) -> None:
+    deployment, _ = played
     (tmp_path / "server").mkdir()
     (tmp_path / "server" / "test.jsonl").write_text('{"prompt": "name[Cotto]", "completion": "Cotto serves Thai ."}\n')
     data = replace(deployment.config.data, name=f"jsonl:{tmp_path / 'server'}", sequence_length=12)

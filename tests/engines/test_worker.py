@@ -66,3 +66,19 @@ def test_evaluation_does_not_depend_on_who_takes_which_batch(setup):
     scores = evaluate(setup.settings, parts, in_turn)
     assert scores == evaluate(setup.settings, parts, backwards)
     assert 0 <= scores["test_accuracy"] <= 1
+
+
+def test_a_worker_holds_the_parts_that_its_work_needs_and_their_weights_once(tiny) -> None:
+    """Of the modules on its bench only those that were used are there, and the weights are the client's own."""
+    setup = make_setup(tiny(algorithm="fedavg", rounds=1))
+    worker = Worker(setup)
+    assert not worker.workbench.slots
+    uploads: list[Message] = []
+    outcome = worker.whole_round(0, 0, {}, Delivery(setup.initial, {}), uploads.append)
+    assert isinstance(outcome, Outcome)
+    assert set(worker.workbench.slots) == {"client", "server"}
+    bench = worker.workbench.slots["client"]
+    assert all(
+        tensor.data_ptr() == bench.tensors()[name].data_ptr() for name, tensor in outcome.update.parts["client"].items()
+    )
+    assert all(tensor.is_meta for tensor in Worker(setup).workbench.slots["auxiliary"].tensors().values())

@@ -14,6 +14,8 @@ from fsl_sage.models import usual_auxiliary
 from fsl_sage.problems.make import make_dry_problem
 from fsl_sage.problems.parts import META, build_model
 from fsl_sage.split import Analysis, AuxiliaryStates
+from tests.conftest import merge
+from tests.texts import save_all
 
 BATCH = 16
 
@@ -100,3 +102,12 @@ def test_what_does_not_fit_with_an_auxiliary_is_told():
     (row,) = [row for row in table if row.point.name == "layer2"]
     assert row.point.client_memory < 50e6 < row.client.memory < 51e6
     assert row.obstacles(Limits(client_memory=50e6)) == ["memory"]
+
+
+def test_the_plan_of_a_step_on_texts_is_an_upper_bound(tiny, tmp_path):
+    config = tiny(**merge(save_all(tmp_path), {"algorithm": "fsl-sage", "rounds": 1, "align_rounds": [1]}))
+    (row,) = [row for row in cuts_of(config) if row.point.name == "transformer.h.0"]
+    line = run(config).metrics[0]
+    for role, step in (("client", row.client), ("server", row.server)):
+        assert step.static_bytes == line[f"{role}_static_bytes"]
+        assert step.working_bytes > line[f"{role}_working_bytes"]

@@ -67,6 +67,12 @@ class AdaptSFL(JointSplitFed):
                 f"{name} cannot run with --codec.{coded[0]} {config.codec.word(coded[0])}: a difference is coded once "
                 "for all clients, and these hold different layers. Give none for it."
             )
+        for coded in ("update", "weights"):
+            if config.codec.word(coded) != "none":
+                raise InputError(
+                    f"{name} cannot run with --codec.{coded} {config.codec.word(coded)}: changes of weights are coded "
+                    f"for clients that hold the same layers. Give --codec.{coded} none."
+                )
         if config.averaging.proximal:
             raise InputError(
                 f"{name} cannot run with --averaging.proximal: for some clients the layers between the cuts are "

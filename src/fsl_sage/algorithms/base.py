@@ -37,9 +37,11 @@ class Algorithm(ABC):
         "optimizer.auxiliary_weight_decay",
         "optimizer.server_lr",
     )
-    """Of those shared options and groups that not every algorithm reads, listed here, the ones that this one reads."""
+    """Which shared options and groups it reads, of those listed here, which not every algorithm reads."""
     not_compared: ClassVar[tuple[str, ...]] = ()
     """Own options that have their defaults in a comparison, because another algorithm stands for them."""
+    moves_like: ClassVar[str | None] = None
+    """An algorithm whose rounds move the same bytes, so that it needs no column of its own in `fsl-sage cuts`."""
     in_cost: ClassVar[Mapping[str, Any]] = {}
     """Own options for `fsl-sage cost`, which plays two rounds: a round that aligns, and one as most rounds are."""
 

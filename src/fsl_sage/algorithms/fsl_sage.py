@@ -167,6 +167,7 @@ class LazyFSLSAGE(FSLSAGE):
     """FSL-SAGE with T' < T, nothing more."""
 
     title = "Lazy FSL-SAGE"
+    moves_like = "fsl-sage"
     colour = "#56B4E9"
     Options = LazyFSLSAGEOptions
     not_compared = ()

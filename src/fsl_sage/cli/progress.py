@@ -12,6 +12,7 @@ from rich.text import Text
 from fsl_sage.cli.report import uncut
 from fsl_sage.compare.grid import Plan
 from fsl_sage.compare.grid_run import GridRun, Watcher
+from fsl_sage.config import all_options
 from fsl_sage.units import gib_number, gib_text
 from fsl_sage.wire.ledger import GIB
 
@@ -134,7 +135,9 @@ def print_costs_of_grid(console: Console, plans: Sequence[Plan], costs: Sequence
     if whole != paper:
         console.print(f"If whole models travelled, with their frozen weights: {gib_text(whole)}.", highlight=False)
     if any(cost["is_upper_bound"] for cost in costs):
-        console.print(
-            "These are upper bounds, every text at its greatest length: with the texts at hand they are exact.",
-            highlight=False,
-        )
+        why = "every text at its greatest length: with the texts at hand they are exact"
+        if any(plan.config.codec.compresses for plan in plans):
+            why = "for what zstd saves depends on the numbers"
+        elif any(all_options(plan.config.options).get("align_when") == "drift" for plan in plans):
+            why = "for an alignment that is not needed is left out"
+        console.print(f"These are upper bounds, {why}.", highlight=False)

@@ -201,7 +201,9 @@ def print_costs(
         f"is {once:,} bytes at most.",
         highlight=False,
     )
-    if bound:
+    if bound and config.codec.compresses:
+        console.print("Upper bounds, because what zstd saves depends on the numbers.", highlight=False)
+    elif bound:
         console.print(
             f"Upper bounds, because the texts are not here: each is taken to have {config.data.sequence_length} "
             "tokens. With --data.dir and a tokenizer the figures are exact.",

@@ -8,6 +8,8 @@ from fsl_sage.config.values import settle
 from fsl_sage.errors import InputError
 
 ZSTD = "+zstd"
+TRANSFERS = ("activations", "gradients", "update", "weights", "auxiliary")
+"""What has a codec of its own."""
 ACCEPTED = "none, fp16, bf16, int8, int4, int2 (or int4:nearest), topk:0.1"
 """What every transfer takes; each also with +zstd behind it."""
 
@@ -100,7 +102,7 @@ class CodecConfig:
 
     def __post_init__(self) -> None:
         settle(self, CodecConfig, "codec.")
-        for name in ("activations", "gradients", "update", "weights", "auxiliary"):
+        for name in TRANSFERS:
             self.spec(name)
         activations, gradients = self.spec("activations"), self.spec("gradients")
         if gradients.family == "randtopk" and (
@@ -110,6 +112,11 @@ class CodecConfig:
                 f"--codec.gradients {self.word('gradients')} sends gradients at the places of which activations were "
                 f"sent: give --codec.activations randtopk:{gradients.share:g} too, and no {ZSTD} here."
             )
+
+    @property
+    def compresses(self) -> bool:
+        """Whether zstd is among what is chosen, so that lengths depend on numbers."""
+        return any(self.spec(name).zstd for name in TRANSFERS)
 
     def word(self, name: str) -> str:
         """What is chosen for a transfer: as given, else by the preset, else `none`."""

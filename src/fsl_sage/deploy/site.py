@@ -32,7 +32,7 @@ from fsl_sage.records.files import write_json
 from fsl_sage.roles.protocols import Parts
 from fsl_sage.split.plan.split_plan import dtype_of
 from fsl_sage.wire.message import Message, Tensors
-from fsl_sage.wire.paths import below, flat
+from fsl_sage.wire.paths import below, flat, grouped
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,7 @@ class Site:
         node_state.forget_before(assignment.keep)
         kept = node_state.load(assignment.after)
         setup = self._setup(node_state)
+        assignment = decoded(setup, assignment, kept)
         held = self._held(setup, assignment, kept)
         worker = Worker(replace(setup, initial=held))
         mail = {self.client: assignment.mail} if assignment.mail else {}
@@ -129,7 +130,9 @@ class Site:
         )
         if isinstance(outcome, ClientError):
             raise outcome
-        stay = [part for part in held if part not in setup.algorithm.averaged]
+        # What comes anew in every round is not kept, unless it comes as a difference.
+        coded = setup.settings.codecs.published
+        stay = [part for part in held if part not in setup.algorithm.averaged or setup.algorithm.kind(part) in coded]
         node_state.save(
             assignment.round, flat({part: held[part] for part in stay}, "held/") | flat({"state": outcome.state})
         )
@@ -149,7 +152,9 @@ class Site:
         """The run is over: keep the newest weights of what this client holds, drop the states."""
         node_state = self._node_state(assignment)
         kept = node_state.load(assignment.after)
-        held = self._held(self._setup(node_state), assignment, kept)
+        setup = self._setup(node_state)
+        assignment = decoded(setup, assignment, kept)
+        held = self._held(setup, assignment, kept)
         node_state.finish({**flat(held), **below("state/own/", kept), **flat(assignment.mail)})
 
     def note_peak(self, run: str, processes: int = 1) -> None:
@@ -196,3 +201,15 @@ class Site:
                 raise InputError(f"The weights of the part '{part}' neither came with the message nor are they here.")
             held[part] = {name: tensors[name].to(setup.settings.device) for name in names}
         return held
+
+
+def decoded(setup: Setup, assignment: Assignment, kept: Tensors) -> Assignment:
+    """The assignment with weights and messages in the place of coded differences from what this site has kept."""
+    codecs = setup.settings.codecs.published
+    had = {part: below(f"held/{part}/", kept) or setup.initial[part] for part in setup.algorithm.holds}
+    held, mail = dict(assignment.held), dict(assignment.mail)
+    for kind, change in assignment.changes.items():
+        held |= grouped(codecs[kind].decode(change, flat(had)))
+    for kind, change in assignment.mail_changes.items():
+        mail[kind] = codecs[kind].decode(change, {**had[kind], **below(f"state/own/{kind}/", kept)})
+    return replace(assignment, held=held, mail=mail, changes={}, mail_changes={})

@@ -17,6 +17,7 @@ from fsl_sage.roles.work import Settings
 from fsl_sage.wire.ends import ClientEnd
 from fsl_sage.wire.link import Link
 from fsl_sage.wire.message import CONTROL, Message, Tensors
+from fsl_sage.wire.post import INITIAL, Renewal
 
 Uploads = dict[int, Message]
 """Uploads of one step by client."""
@@ -79,6 +80,12 @@ class Delivery:
     parts since an earlier round is older."""
     measured: int | None = None
     """The client whose first step is measured."""
+    version: int = INITIAL
+    """Of the averaged weights."""
+    renewal: Renewal = field(default_factory=Renewal)
+    """How the averaged weights are sent, where they are coded; `received` is what clients decode."""
+    changes: Mapping[int, Mapping[str, Tensors]] = field(default_factory=dict)
+    """By client, what is sent in the place of its mail, where that is coded; `mail` is what the client decodes."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Parameter
 
+from fsl_sage.algorithms import find_algorithm
 from fsl_sage.config import Config
 from fsl_sage.errors import InputError
 from fsl_sage.experiment.costs import cost
@@ -177,9 +178,9 @@ def _costs_at(
         return total
 
     both = ("up", "down")
-    by_algorithm = {name: scaled(row["by_kind"], both) for name, row in costs.items() if name != "lazy-fsl-sage"}
+    by_algorithm = {name: scaled(row["by_kind"], both) for name, row in costs.items() if _column(name) == name}
     if here[AUXILIARY] is None:
-        by_algorithm["fsl-sage"] = None
+        by_algorithm |= {name: None for name in by_algorithm if "auxiliary" in find_algorithm(name).holds}
     sent = scaled(costs[config.algorithm]["by_kind"], ("up",))
     cohort = max(1, round(config.cohort * config.clients))
     return CutCosts(point, by_algorithm, None if sent is None else sent // cohort)
@@ -199,7 +200,7 @@ def _flops(costs: CutCosts) -> int:
 
 
 def _column(algorithm: str) -> str:
-    return "fsl-sage" if algorithm == "lazy-fsl-sage" else algorithm
+    return find_algorithm(algorithm).moves_like or algorithm
 
 
 def _possible(cuts: Sequence[CutCosts], algorithm: str) -> list[CutCosts]:

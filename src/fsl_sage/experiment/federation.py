@@ -149,9 +149,19 @@ class Federation:
 
     def delivery(self, clients: Iterable[int], renewed: frozenset[int] = frozenset()) -> Delivery:
         """What these clients get before their round."""
-        mail = {client: self.post.waiting[client] for client in clients if client in self.post.waiting}
+        clients = list(clients)
+        mail, changes = (
+            {client: kept[client] for client in clients if client in kept}
+            for kept in (self.post.waiting, self.post.changes)
+        )
         measured = None if "client" in self.footprints else self._largest(clients)
-        return Delivery(self.f_server.weights, mail, self.f_server.sends, renewed, measured)
+        weights, sends, version, renewal = (
+            self.f_server.weights,
+            self.f_server.sends,
+            self.post.version,
+            self.post.renewal,
+        )
+        return Delivery(weights, mail, sends, renewed, measured, version, renewal, changes)
 
     def _brought(self, t: int, update: Update) -> Update:
         """An update as it arrives at the F-server."""

@@ -361,14 +361,19 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def _loss_of(config: Config, problem: Problem) -> Callable[[Any], Tensor]:
-    """The task's loss of outputs without data, for targets of the right shapes."""
+    """The task's loss of outputs without data, for targets of the right shapes.
+
+    A task may pick what counts by values, as that of texts does; then it is an entropy of everything.
+    """
     task = problem.make_task(config, META)
     (indices,) = example_shapes([config.batch_size])
-    target = task.training_batch(indices, torch.Generator()).target
 
     def loss(output: Any) -> Tensor:
-        device = next(leaf.device for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor))
-        there = {name: torch.empty_like(tensor, device=device) for name, tensor in target.items()}
+        tensors = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
+        if task.sizes_vary:
+            return torch.log_softmax(tensors[0].float(), -1).mean()
+        target = task.training_batch(indices, torch.Generator()).target
+        there = {name: torch.empty_like(tensor, device=tensors[0].device) for name, tensor in target.items()}
         return task.loss(output, there)
 
     return loss

@@ -133,7 +133,7 @@ def play(
                 raise
 
 
-def _trackers(callbacks: Sequence[Tracker]) -> list[Tracker]:
+def _trackers(callbacks: Sequence[Tracker] | Tracker) -> list[Tracker]:
     """The callbacks, of which one may stand alone."""
     each: list[Tracker] = [callbacks] if isinstance(callbacks, Tracker) else list(callbacks)
     for callback in each:

@@ -1,6 +1,5 @@
 """What clients and S-server share when they compute: the settings and a worker's modules."""
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,21 +16,43 @@ from fsl_sage.problems.base import Task
 from fsl_sage.roles.replica import MakeOptimizer, Slots
 from fsl_sage.roles.schedule import Schedule
 from fsl_sage.seeding import derive
+from fsl_sage.split.trace.skeleton import on_meta, skeleton
 from fsl_sage.wire.codecs import Codecs
 from fsl_sage.wire.message import Tensors
 
 
 class Workbench:
-    """One copy of the modules by part ("client", "server", "auxiliary"), for one worker."""
+    """The modules by part ("client", "server", "auxiliary") for one worker, whose weights replicas bring."""
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
-        self.slots = {part: Slots(_copy(module)) for part, module in modules.items()}
+        self.slots = _SlotsByPart(modules)
+
+
+class _SlotsByPart(dict[str, Slots]):
+    """Made when a part is first asked for: a worker holds the parts that its work needs, and no others."""
+
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        self._modules = modules
+
+    def __missing__(self, part: str) -> Slots:
+        self[part] = Slots(_copy(self._modules[part]))
+        return self[part]
 
 
 def _copy(module: nn.Module) -> nn.Module:
-    """A copy that shares the frozen weights: they never change, and may be most of a model."""
-    frozen = {id(parameter): parameter for parameter in module.parameters() if not parameter.requires_grad}
-    return copy.deepcopy(module, frozen)
+    """A copy for replicas to go in. It shares the frozen weights, which never change and may be most of a model.
+
+    In the places of what a replica brings it has shapes alone, which take no memory.
+    """
+    unsaved = {id(owner._buffers[key]) for owner in module.modules() for key in owner._non_persistent_buffers_set}
+
+    def own(tensor: Tensor) -> Tensor:
+        if isinstance(tensor, nn.Parameter) and not tensor.requires_grad:
+            return tensor
+        return tensor.detach().clone() if id(tensor) in unsaved else on_meta(tensor)
+
+    return skeleton(module, own)
 
 
 class Chain(nn.Module):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
+from fsl_sage.wire.codecs.arrays import plain_name
 from fsl_sage.wire.ledger import BEFORE
 from fsl_sage.wire.link import Link
 from fsl_sage.wire.message import FIRST_DOWNLOAD, Message, Tensors
@@ -117,7 +118,8 @@ class Post:
 
     def _bring(self, t: int, client: int, newest: Message) -> None:
         """Send the newest weights: what they differ by to who has the version before, else the whole."""
-        self.link.down(t, client, replace(newest, changes=self.renewing(client)))
+        changes = {kind: _of(newest.parts.get(kind, {}), change) for kind, change in self.renewing(client).items()}
+        self.link.down(t, client, replace(newest, changes=changes))
 
     def renewing(self, client: int) -> Mapping[str, Tensors]:
         """By kind, what is sent to a client in the place of the newest weights."""
@@ -184,3 +186,8 @@ class Post:
                 kept.setdefault(int(client), {}).setdefault(kind.removesuffix(CHANGE), {})[name] = tensor
         self.version, self.has = values["version"], list(values["has"])  # type: ignore[assignment, call-overload]
         self._paid = {(client, kind) for client, kind in values["paid"]}  # type: ignore[attr-defined]
+
+
+def _of(weights: Mapping[str, Tensor], change: Tensors) -> Tensors:
+    """Of a change that of these weights: a client with a cut of its own holds fewer than others."""
+    return {label: x for label, x in change.items() if plain_name(label) in weights}

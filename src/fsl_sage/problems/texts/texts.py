@@ -56,7 +56,8 @@ class Texts:
         there = place < lengths[:, None]  # [B, L]
         flat = torch.where(there, self.offsets[indices, None] + place, 0)
         tokens = self.tokens[flat].masked_fill(~there, 0)
-        learnt = (there & (place >= self.prompts[indices, None]))[:, 1:]
+        # Not a view of something larger: what is uploaded then takes as much memory wherever it is.
+        learnt = (there & (place >= self.prompts[indices, None]))[:, 1:].contiguous()
         return tokens[:, :-1].to(torch.int64), tokens[:, 1:].masked_fill(~learnt, 0), learnt
 
     def padded(self, indices: Tensor, length: int, padding: int) -> tuple[Tensor, Tensor]:

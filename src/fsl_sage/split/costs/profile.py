@@ -210,7 +210,8 @@ def _taken(
         with torch.enable_grad(), meter, saved_tensors_hooks(meter.keep, lambda tensor: tensor):
             value = (loss or _mean)(model(*args, **kwargs))
             step.loss_at = len(step.flops)
-            value.backward()  # type: ignore[no-untyped-call]
+            if value.requires_grad:  # else all is frozen
+                value.backward()  # type: ignore[no-untyped-call]
     return step
 
 

@@ -145,6 +145,12 @@ def read_label(label: str) -> Label | None:
     return Label(found[1], DTYPES[found[2]], shape)
 
 
+def plain_name(label: str) -> str:
+    """The name of an array, whether it was coded or not."""
+    was = read_label(label)
+    return label if was is None else was.name
+
+
 def as_bytes(*arrays: Tensor) -> Tensor:
     """Arrays one behind the other, as bytes."""
     return torch.cat([array.contiguous().view(-1).view(torch.uint8) for array in arrays])

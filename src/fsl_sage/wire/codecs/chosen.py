@@ -82,6 +82,10 @@ class Codecs:
         noise = self.noise(f"{direction}/{kind}", client, t, step)
         return encode_all(self._by_kind[kind], arrays, noise, _is_label if kind == LABELS else _is_number)
 
+    def codec_of(self, kind: str) -> ArrayCodec | None:
+        """How single arrays of smashed data, gradients and labels are coded, if they are."""
+        return self._by_kind.get(kind)
+
     def decode(self, kind: str, sent: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """What the receiver makes of them."""
         return decode_all(self._by_kind[kind], sent) if kind in self._by_kind else sent
