@@ -14,6 +14,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from fsl_sage.algorithms import make_algorithm
+from fsl_sage.algorithms.base import Algorithm
 from fsl_sage.config import Config
 from fsl_sage.deploy.agreement import Agreement
 from fsl_sage.engines.base import ClientError, Delivery, Setup
@@ -149,7 +151,8 @@ class Site:
         """The run is over: keep the newest weights of what this client holds, drop the states."""
         node_state = self._node_state(assignment)
         kept = node_state.load(assignment.after)
-        held = self._held(self._setup(node_state), assignment, kept)
+        algorithm = make_algorithm(self.config)
+        held = {part: self._newest(algorithm, part, assignment, kept) for part in algorithm.holds}
         node_state.finish({**flat(held), **below("state/own/", kept), **flat(assignment.mail)})
 
     def note_peak(self, run: str, processes: int = 1) -> None:
@@ -189,10 +192,14 @@ class Site:
         """The newest weights of every part that this client holds: what came now, else what came before."""
         held = {}
         for part in setup.algorithm.holds:
-            waiting = assignment.mail.get(setup.algorithm.kind(part), {})
-            tensors = assignment.held.get(part) or below(f"held/{part}/", kept) or waiting
+            tensors = self._newest(setup.algorithm, part, assignment, kept)
             names = setup.initial[part].keys()
             if tensors.keys() != names:
                 raise InputError(f"The weights of the part '{part}' neither came with the message nor are they here.")
             held[part] = {name: tensors[name].to(setup.settings.device) for name in names}
         return held
+
+    @staticmethod
+    def _newest(algorithm: Algorithm, part: str, assignment: Assignment, kept: Tensors) -> Tensors:
+        waiting = assignment.mail.get(algorithm.kind(part), {})
+        return dict(assignment.held.get(part) or below(f"held/{part}/", kept) or waiting)
