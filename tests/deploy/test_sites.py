@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ import torch
 pytest.importorskip("flwr")
 pytest.importorskip("peft")
 
-from flwr.app import RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
@@ -27,8 +29,10 @@ from fsl_sage.deploy.site import Place, Site
 from fsl_sage.engines.dry import DryEngine
 from fsl_sage.engines.flower import laying, weight_store
 from fsl_sage.engines.flower.contents import ABOUT, TENSORS, pack, unpack
+from fsl_sage.engines.flower.courier import Refusal
 from fsl_sage.engines.flower.foundation import Foundation
 from fsl_sage.engines.flower.inspection import Inspector, RejectedError
+from fsl_sage.engines.flower.laying import Laying
 from fsl_sage.engines.flower.weight_store import WeightStore
 from fsl_sage.engines.local import LocalEngine
 from fsl_sage.errors import InputError
@@ -370,3 +374,41 @@ class TwoTables(TensorProblem):
 
     def divide(self, config: Config) -> list[torch.Tensor]:
         return [torch.arange(12), torch.arange(12, 20)]
+
+
+class Answers:
+    """In the place of the courier: answers every message by what a site would say."""
+
+    def __init__(self, answer: Callable[[Message], RecordDict | str]) -> None:
+        self.answer = answer
+        self.asked: list[str] = []
+
+    def exchange(self, messages: dict[int, Message], timeout: float) -> dict[int, Any]:
+        self.asked += [message.metadata.message_type for message in messages.values()]
+        answers = {client: self.answer(message) for client, message in messages.items()}
+        return {client: x if isinstance(x, str) else SimpleNamespace(content=x) for client, x in answers.items()}
+
+
+def a_laying() -> Laying:
+    foundation: Any = SimpleNamespace(pack=lambda: b"")
+    return Laying(foundation, {"a" * 64: torch.zeros(10)}, "b" * 32, lambda said: None)
+
+
+def says(*lacks: Any) -> RecordDict:
+    return RecordDict({ABOUT: ConfigRecord({"lacks": list(lacks)})})
+
+
+def test_a_site_that_says_nonsense_or_always_lacks_the_same_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(laying, "PAUSE", 0.0)
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+    nonsense = Answers(lambda message: says("x", "a" * 64 + ".7", "a" * 64 + ".-1", f"{'c' * 64}.0", "a" * 64 + ".٣"))
+    assert a_laying().send({0: 5}, nonsense, 1.0) == {}, "what is not asked for in earnest is not sent"
+    stuck = Answers(lambda message: says(f"{'a' * 64}.0", f"{'a' * 64}.0"))
+    assert "are lost" in a_laying().send({0: 5}, stuck, 1.0)[0]
+    assert stuck.asked.count("query.weights") < 10
+    refuses = Answers(lambda message: Refusal("its disk is full"))
+    assert a_laying().send({0: 5, 1: 6}, refuses, 1.0) == {0: "its disk is full", 1: "its disk is full"}
+    assert len(refuses.asked) == 2
+    away = Answers(lambda message: "Node Unavailable")
+    assert a_laying().send({0: 5}, away, 1.0) == {0: "Node Unavailable"}
+    assert len(away.asked) == laying.TRIES
