@@ -1,6 +1,6 @@
 """`make bench`: all ratios, one after the other."""
 
-from benchmarks import alignment, cut_memory, ray_engine, resnet_step, rounds, split_overhead, startup
+from benchmarks import alignment, codecs, cut_memory, ray_engine, resnet_step, rounds, split_overhead, startup
 
 if __name__ == "__main__":
     startup.main()
@@ -11,4 +11,5 @@ if __name__ == "__main__":
     rounds.fidelity()
     rounds.two_workers()
     alignment.main()
+    codecs.main()
     ray_engine.main()

@@ -1,52 +1,66 @@
 """kill -9 at random moments, again and again, and every file compared: python -m benchmarks.chaos --kills 20
 
-For each place where a process can die, a run is started, killed at a moment drawn at random between its start and its
-usual end, and resumed as a user would. Then its model, ledger, metrics and classes are compared, byte by byte and
-times excepted, with those of a run that was never killed. `--only local ray-driver` plays some of the places.
+For each place where a process can die, runs are started, killed at moments drawn at random, and resumed as a user
+would, to be killed again. Then model, ledger, metrics and classes are compared, byte by byte and times excepted, with
+those of a run that was never killed. A moment is drawn by the number of rounds that are over, from none to all, and by
+a part of a round's time, so that kills fall everywhere however busy the machine is. A kill that came too late does not
+count, nor one before there was anything to go on with. `--only local ray-driver` plays some of the places.
+
+The commands are forked from a process that has everything imported, so that a trial costs what a run costs, and not
+what torch costs: they are processes of their own, and as real as any.
 """
 
 import argparse
 import json
+import multiprocessing
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
+from itertools import count
 from pathlib import Path
 
 _OPTIONS = """
     --model.name small-cnn --data.train-images 150 --data.test-images 100 --clients 3 --batch-size 16 --rounds 6
-    --align-every 2 --alignment.steps 3 --cohort 0.67 --device cpu --workers 2
+    --cohort 0.67 --device cpu --workers 2
 """
-RUN = _OPTIONS.split()
+ANY = _OPTIONS.split()
+"""What any algorithm knows."""
+RUN = [*ANY, "--align-every", "2", "--alignment.steps", "3"]
 GRID = [*RUN, "--algorithms", "fsl-sage", "fedavg", "--seeds", "1", "--jobs", "2"]
 TIMES = ("seconds", "elapsed_seconds", "failures", "rejected")
-PATIENCE = 600.0
+PATIENCE = 900.0
 """Seconds after which a process that should end counts as hanging."""
 
 HITS: list[int] = []
-"""The processes that were alive when they were killed: a kill that comes too late, or too early, proves nothing."""
+"""The processes that were alive when they were killed, of one trial."""
 
-Trial = Callable[[Path, Path, random.Random], str]
-"""Given the run that was never killed, a fresh directory and a source of randomness: what went wrong, or nothing."""
+Trial = Callable[[Path, random.Random, int], str]
+"""Given a fresh directory, a source of randomness and how often to kill: what went wrong, or nothing."""
+
+Place = Callable[[Path], AbstractContextManager[Trial]]
+"""Given a directory, plays what is never killed there, and then gives the trial of this place."""
+
+FILES = ("model.safetensors", "ledger.csv")
+OPTIONAL = ("classes.csv", "best.safetensors", "test_by_class.csv")
 
 
-FILES = ("model.safetensors", "ledger.csv", "classes.csv")
-ON_FLOWER = FILES[:2]
-"""Which classes a site holds, its server does not know."""
-
-
-def differences(one: Path, other: Path, names: tuple[str, ...] = FILES) -> list[str]:
+def differences(one: Path, other: Path) -> list[str]:
     """The files in which two finished runs differ, times excepted."""
-    differ = [name for name in names if (one / name).read_bytes() != (other / name).read_bytes()]
+    names = [*FILES, *(name for name in OPTIONAL if (one / name).exists() or (other / name).exists())]
+    differ = [name for name in names if _bytes(one / name) != _bytes(other / name)]
     differ += [name for name in ("metrics.jsonl", "result.json") if _values(one / name) != _values(other / name)]
     left = [path.name for path in other.iterdir() if path.name.endswith(".part") or path.name == ".lock"]
     return differ + [f"{name} is left" for name in left]
+
+
+def _bytes(file: Path) -> bytes:
+    return file.read_bytes() if file.exists() else b"not there"
 
 
 def _values(file: Path) -> list[dict]:
@@ -54,21 +68,75 @@ def _values(file: Path) -> list[dict]:
     return [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in lines]
 
 
-def fsl_sage(*arguments: object, log: Path) -> subprocess.Popen[bytes]:
-    """The command in a process of its own; what it says goes into a file."""
-    command = [sys.executable, "-m", "fsl_sage", *map(str, arguments)]
+class Command:
+    """`fsl-sage …` in a process of its own; what it says goes into a file."""
+
+    def __init__(self, *arguments: object, log: Path) -> None:
+        self.log = log
+        self._process = _forks().Process(target=_obey, args=([str(argument) for argument in arguments], log))
+        self._process.start()
+        self.id = self._process.pid
+
+    def ended(self, seconds: float = 0.0) -> bool:
+        """Whether it ends within these seconds."""
+        self._process.join(seconds)
+        return self._process.exitcode is not None
+
+    def wrong(self) -> str:
+        """Wait for its end; what went wrong, or nothing."""
+        if not self.ended(PATIENCE):
+            self._process.kill()
+            return f"it hangs: {self.said()[-400:]}"
+        code = self._process.exitcode
+        return f"exit code {code}: {self.said()[-400:]}" if code or "Traceback" in self.said() else ""
+
+    def said(self) -> str:
+        """All that was said so far, in one line."""
+        return " ".join(self.log.read_text(errors="replace").split())
+
+
+def _forks() -> multiprocessing.context.ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["fsl_sage.cli.commands", "fsl_sage.records.figures", "matplotlib.pyplot"])
+    return context
+
+
+def _obey(arguments: list[str], log: Path) -> None:
     with open(log, "ab") as said:
-        return subprocess.Popen(command, stdout=said, stderr=said, stdin=subprocess.DEVNULL)
+        os.dup2(said.fileno(), 1)
+        os.dup2(said.fileno(), 2)
+    from fsl_sage.cli import main as command
+
+    sys.argv = ["fsl-sage", *arguments]
+    command(arguments)
 
 
-def finish(out: Path, log: Path, *arguments: object) -> str:
-    """Go on with a run to its end; what went wrong, or nothing."""
-    again = arguments or (("resume", out) if (out / "config.json").exists() else ())
-    if not again:
-        return ""
-    code = fsl_sage(*again, log=log).wait(PATIENCE)
-    said = log.read_text(errors="replace")
-    return f"exit code {code}: {said[-200:]}" if code or "Traceback" in said else ""
+class Pace:
+    """How long a run takes until its first round is over, and how long its rounds take."""
+
+    def __init__(self, command: Command, out: Path) -> None:
+        start = time.monotonic()
+        while not rounds(out) and not command.ended(0.02):
+            pass
+        self.before = time.monotonic() - start
+        if wrong := command.wrong():
+            raise SystemExit(f"What is never killed went wrong: {wrong}")
+        self.all = rounds(out)
+        self.round = (time.monotonic() - start - self.before) / self.all
+
+    def wait(self, ended: Callable[[float], bool], out: Path, rng: random.Random) -> bool:
+        """Until a random moment; whether what runs has not ended then. `ended` waits so many seconds for that."""
+        over = rng.randint(rounds(out), self.all)
+        while rounds(out) < over:
+            if ended(0.02):
+                return False
+        return not ended(rng.uniform(0, self.round if over else self.before))
+
+
+def rounds(out: Path) -> int:
+    """How many are over, of a run or of the runs of a grid."""
+    files = [*out.glob("metrics.jsonl"), *out.glob("*/metrics.jsonl")]
+    return sum(file.read_bytes().count(b"\n") for file in files)
 
 
 def descendants(of: int) -> Iterator[tuple[int, str]]:
@@ -87,17 +155,6 @@ def descendants(of: int) -> Iterator[tuple[int, str]]:
     return ((id, parents[id][1]) for id in found - {of})
 
 
-def kill_within(seconds: float, process: subprocess.Popen[bytes], rng: random.Random) -> bool:
-    """Kill -9 at a random moment; whether it came before the end."""
-    try:
-        process.wait(rng.uniform(0, seconds))
-        return False
-    except subprocess.TimeoutExpired:
-        kill(process.pid)
-        process.wait()
-        return True
-
-
 def kill(process: int) -> None:
     """Kill by -9, and remember it if there was something to kill."""
     with suppress(ProcessLookupError):
@@ -105,190 +162,195 @@ def kill(process: int) -> None:
         HITS.append(process)
 
 
-def begun(out: Path) -> bool:
-    """Whether there is a run to go on with."""
-    return (out / "config.json").exists()
-
-
 # The places
 
 
-def kill_the_run(*options: str) -> tuple[list[str], Callable[[float], Trial]]:
+def kill_the_run(*options: str) -> Place:
     """The process that a user has started, with any engine."""
 
-    def made(usual: float) -> Trial:
-        def trial(whole: Path, fresh: Path, rng: random.Random) -> str:
+    @contextmanager
+    def place(folder: Path) -> Iterator[Trial]:
+        whole = folder / "whole"
+        pace = Pace(Command("run", *options, "--out", whole, log=folder / "log"), whole)
+
+        def trial(fresh: Path, rng: random.Random, kills: int) -> str:
             out, log = fresh / "run", fresh / "log"
-            while not kill_within(usual, fsl_sage("run", *RUN, *options, "--out", out, log=log), rng) or not begun(out):
-                shutil.rmtree(out, ignore_errors=True)  # it came too late, or before there was anything to go on with
-                HITS.clear()
-            for _ in range(rng.randrange(2)):  # sometimes it is killed while it goes on, too
-                if not (out / "result.json").exists():
-                    kill_within(usual, fsl_sage("resume", out, log=log), rng)
-            wrong = "" if (out / "result.json").exists() else finish(out, log)
-            return wrong or ", ".join(differences(whole, out))
+            for _ in range(kills):
+                again = (out / "config.json").exists()
+                words = ["resume", out] if again else ["run", *options, "--out", out]
+                command = Command(*words, log=log)
+                if not pace.wait(command.ended, out, rng):
+                    break
+                kill(command.id)
+                command.ended(PATIENCE)
+                if (out / "result.json").exists() or not (out / "config.json").exists():
+                    HITS.pop()  # it was over, or there is nothing yet to go on with
+            over = (out / "result.json").exists() or not HITS
+            wrong = "" if over else Command("resume", out, log=log).wrong()
+            return wrong or (", ".join(differences(whole, out)) if HITS else "")
 
-        return trial
+        yield trial
 
-    return [*RUN, *options], made
-
-
-def kill_an_actor(name: str) -> tuple[list[str], Callable[[float], Trial]]:
-    """One of Ray's actors; the run must go on by itself."""
-
-    def made(usual: float) -> Trial:
-        def trial(whole: Path, fresh: Path, rng: random.Random) -> str:
-            out, log = fresh / "run", fresh / "log"
-            process = fsl_sage("run", *RUN, "--engine", "ray", "--out", out, log=log)
-            while not (actors := [id for id, said in descendants(process.pid) if said.startswith(f"ray::{name}")]):
-                if process.poll() is not None:
-                    return f"it ended early: {log.read_text(errors='replace')[-200:]}"
-                time.sleep(0.1)
-            time.sleep(rng.uniform(0, usual / 2))
-            kill(rng.choice(actors))  # the run may be over
-            code = process.wait(PATIENCE)
-            if code:
-                said = " ".join(log.read_text(errors="replace").partition("fsl-sage: ")[2].split())[:400]
-                again = finish(out, log) or ", ".join(differences(whole, out)) or "the same bits"
-                return f"it did not go on by itself, exit code {code}: {said}; resumed: {again}"
-            return ", ".join(differences(whole, out))
-
-        return trial
-
-    return [*RUN, "--engine", "ray"], made
+    return place
 
 
-def kill_a_comparison() -> tuple[list[str], Callable[[float], Trial]]:
+def kill_the_driver(folder: Path) -> AbstractContextManager[Trial]:
+    """The process that a user has started, on a cluster that lives on."""
+
+    @contextmanager
+    def place() -> Iterator[Trial]:
+        with _cluster() as (_, address), kill_the_run(*RUN, *on_ray(address))(folder) as trial:
+            yield trial
+
+    return place()
+
+
+def kill_an_actor(name: str) -> Place:
+    """One of Ray's actors, on a cluster that lives on; the run must go on by itself."""
+
+    @contextmanager
+    def place(folder: Path) -> Iterator[Trial]:
+        with _cluster() as (cluster, address):
+            whole, options = folder / "whole", [*RUN, *on_ray(address)]
+            pace = Pace(Command("run", *options, "--out", whole, log=folder / "log"), whole)
+
+            def actors() -> list[int]:
+                return [id for id, said in descendants(cluster) if said.startswith(f"ray::{name}")]
+
+            def trial(fresh: Path, rng: random.Random, kills: int) -> str:
+                out, log = fresh / "run", fresh / "log"
+                old = set(actors())  # of the run before, on their way out
+                command = Command("run", *options, "--out", out, log=log)
+                for _ in range(kills):
+                    running = pace.wait(command.ended, out, rng)
+                    while running and not (found := sorted(set(actors()) - old)):
+                        running = not command.ended(0.1)
+                    if not running or (out / "result.json").exists():
+                        break
+                    old |= {one := rng.choice(found)}
+                    kill(one)
+                if wrong := command.wrong():
+                    again = Command("resume", out, log=log).wrong() or ", ".join(differences(whole, out))
+                    return f"it did not go on by itself: {wrong}; resumed: {again or 'the same bits'}"
+                return ", ".join(differences(whole, out))
+
+            yield trial
+
+    return place
+
+
+def on_ray(address: str) -> list[str]:
+    """The options of a run on this cluster."""
+    return ["--engine", "ray", "--ray-address", address]
+
+
+@contextmanager
+def _cluster() -> Iterator[tuple[int, str]]:
+    """A Ray cluster on this machine, by Ray's own utility: the process that has started it, and its address."""
+    code = (
+        "import sys; from ray.cluster_utils import Cluster;"
+        "cluster = Cluster(initialize_head=True, head_node_args={'num_cpus': 2, 'include_dashboard': False});"
+        "print(cluster.address, flush=True); sys.stdin.read(); cluster.shutdown()"
+    )
+    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
+    for _ in range(5):  # Ray gives up when a busy machine takes more than 30 s to start a cluster
+        command = [sys.executable, "-c", code]
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        if address := process.stdout.readline().strip():
+            break
+    try:
+        yield process.pid, address
+    finally:
+        process.stdin.close()  # then it ends by itself, and the cluster with it
+        process.wait(PATIENCE)
+
+
+@contextmanager
+def kill_a_comparison(folder: Path) -> Iterator[Trial]:
     """The command that runs a grid; the same command goes on."""
+    whole = folder / "whole"
+    pace = Pace(Command("compare", *GRID, "--out", whole, log=folder / "log"), whole)
+    names = sorted(file.parent.name for file in whole.glob("*/result.json"))
 
-    def made(usual: float) -> Trial:
-        def trial(whole: Path, fresh: Path, rng: random.Random) -> str:
-            out, log = fresh / "grid", fresh / "log"
-            kill_within(usual, fsl_sage("compare", *GRID, "--out", out, log=log), rng)
-            wrong = finish(out, log, "compare", *GRID, "--out", out)
-            names = sorted(file.parent.name for file in whole.glob("*/result.json"))
-            found = [f"{name}: {file}" for name in names if not wrong for file in differences(whole / name, out / name)]
-            return wrong or ", ".join(found)
+    def trial(fresh: Path, rng: random.Random, kills: int) -> str:
+        out, log = fresh / "grid", fresh / "log"
+        for _ in range(kills):
+            command = Command("compare", *GRID, "--out", out, log=log)
+            if not pace.wait(command.ended, out, rng):
+                break
+            kill(command.id)
+            command.ended(PATIENCE)
+        wrong = Command("compare", *GRID, "--out", out, log=log).wrong()
+        found = [f"{name}: {file}" for name in names if not wrong for file in differences(whole / name, out / name)]
+        return wrong or ", ".join(found)
 
-        return trial
-
-    return ["compare"], made
-
-
-def kill_a_server() -> tuple[list[str], Callable[[float], Trial]]:
-    """The process of Flower's ServerApp; the same `flwr run` goes on."""
-    return ["flower"], lambda usual: lambda whole, fresh, rng: _on_flower(whole, fresh, rng, usual, site=False)
-
-
-def kill_a_site() -> tuple[list[str], Callable[[float], Trial]]:
-    """A SuperNode, which is started again: its client misses rounds and is named, and the run comes to its end."""
-    return ["flower"], lambda usual: lambda whole, fresh, rng: _on_flower(whole, fresh, rng, usual, site=True)
+    yield trial
 
 
-def _on_flower(whole: Path, fresh: Path, rng: random.Random, usual: float, *, site: bool) -> str:
-    from fsl_sage.deploy.demo import CONFIG
-    from fsl_sage.deploy.processes import LoopbackFederation
+def on_flower(name: str) -> Place:
+    """Flower's processes; what they need is imported when it is needed."""
 
-    with LoopbackFederation(fresh / "federation") as federation:
-        sites = _flower_sites(fresh)
-        federation.start_superlink()
-        federation.register(range(CONFIG.clients))
-        for client, data in enumerate(sites):
-            federation.start_node(client, data)
-        running = _flwr_run(federation, fresh)
-        time.sleep(rng.uniform(0, usual))
-        if site:
-            client = rng.randrange(CONFIG.clients)
-            HITS.append(federation._running[f"node-{client}"].pid)
-            federation.stop(f"node-{client}", signal.SIGKILL)
-            federation.start_node(client, sites[client])
-        else:
-            for id, said in descendants(federation._running["superlink"].pid):
-                if "flwr-serverapp" in said:
-                    kill(id)
-        running.wait(PATIENCE)
-        for _ in range(3):
-            if not (fresh / "run" / "result.json").exists():
-                _flwr_run(federation, fresh).wait(PATIENCE)
-    if not (fresh / "run" / "result.json").exists():
-        return f"it did not come to its end: {(fresh / 'log').read_text(errors='replace')[-300:]}"
-    missing = any(line["missing"] for line in _values(fresh / "run" / "metrics.jsonl"))
-    return "" if site and missing else ", ".join(differences(whole, fresh / "run", ON_FLOWER))
+    def place(folder: Path) -> AbstractContextManager[Trial]:
+        from benchmarks import chaos_on_flower
+
+        return getattr(chaos_on_flower, name)(folder)
+
+    return place
 
 
-def _flower_sites(fresh: Path) -> list[Path]:
-    from fsl_sage.deploy.app import agree, write_app, write_sites
-    from fsl_sage.deploy.demo import CONFIG
-
-    agreement, shares = agree(CONFIG, None)
-    write_app(fresh / "app", CONFIG, agreement)
-    return write_sites(fresh / "sites", shares, agreement)
-
-
-def _flwr_run(federation, fresh: Path) -> subprocess.Popen[bytes]:
-    from fsl_sage.deploy.processes import NAME
-
-    command = ["flwr", "run", str(fresh / "app"), NAME, "--stream"]
-    command += ["--run-config", f'run-directory="{fresh / "run"}" timeout=120.0']
-    with open(fresh / "log", "ab") as log:
-        return subprocess.Popen(command, env=federation.environment, stdout=log, stderr=log)
-
-
-PLACES: dict[str, Callable[[], tuple[list[str], Callable[[float], Trial]]]] = {
-    "local": kill_the_run,
+PLACES: dict[str, Place] = {
+    "local": kill_the_run(*RUN),
+    "keep-best": kill_the_run(*RUN, "--keep", "best", "--checkpoint-every", "2"),
+    "sl": kill_the_run(*ANY, "--algorithm", "sl"),
+    "fedgkt": kill_the_run(*ANY, "--algorithm", "fedgkt"),
     "compare": kill_a_comparison,
-    "ray-driver": lambda: kill_the_run("--engine", "ray"),
-    "ray-worker": lambda: kill_an_actor("WorkerActor"),
-    "ray-server": lambda: kill_an_actor("ServerActor"),
-    "flower-server": kill_a_server,
-    "flower-site": kill_a_site,
+    "ray-driver": kill_the_driver,
+    "ray-worker": kill_an_actor("WorkerActor"),
+    "ray-server": kill_an_actor("ServerActor"),
+    "flower-server": on_flower("kill_the_server"),
+    "flower-site": on_flower("kill_a_site"),
 }
 
 
-def reference(how: list[str], folder: Path) -> float:
-    """Play the run that is never killed; how long it takes."""
-    start = time.monotonic()
-    if how == ["flower"]:
-        from dataclasses import replace
-
-        from fsl_sage.deploy.demo import CONFIG
-        from fsl_sage.experiment import run
-
-        run(replace(CONFIG, out=folder))
-        return 60.0  # a real federation takes that long for these rounds
-    arguments = ["compare", *GRID] if how == ["compare"] else ["run", *how]
-    code = fsl_sage(*arguments, "--out", folder, log=folder.with_name(folder.name + ".log")).wait(PATIENCE)
-    if code:
-        raise SystemExit(f"the run that is never killed ended with {code}")
-    return time.monotonic() - start
-
-
-def play(place: str, kills: int, seed: int) -> int:
-    """Print how the trials of a place went; the number of those that went wrong."""
-    with tempfile.TemporaryDirectory(prefix="fsl-sage-chaos-") as directory:
-        how, made = PLACES[place]()
-        whole = Path(directory) / "whole"
-        trial, wrong, hit = made(reference(how, whole)), 0, 0
-        for number in range(kills):
-            fresh = Path(directory) / str(number)
-            fresh.mkdir()
+def play(place: str, kills: int, seed: int, kills_a_run: int = 2) -> int:
+    """Kill so often at a place, in one run up to `kills_a_run` times; print how it went. The runs that went wrong."""
+    killed, runs, wrong = 0, 0, 0
+    with tempfile.TemporaryDirectory(prefix="fsl-sage-chaos-") as directory, PLACES[place](Path(directory)) as trial:
+        for number in count():
+            if killed >= kills:
+                break
             HITS.clear()
-            said = trial(whole, fresh, random.Random(f"{seed} {place} {number}"))
-            wrong, hit = wrong + bool(said), hit + bool(HITS)
-            print(f"  {place} {number + 1}/{kills}: {len(HITS)} killed, {said or 'the same bits'}", flush=True)
-    print(f"{place}: {kills - wrong} of {kills} gave the same bits; in {hit} of them a kill hit", flush=True)
+            fresh = Path(directory) / f"trial-{number}"
+            fresh.mkdir()
+            rng = random.Random(f"{seed} {place} {number}")
+            start = time.monotonic()
+            said = trial(fresh, rng, min(rng.randint(1, kills_a_run), kills - killed))
+            killed, runs, wrong = killed + len(HITS), runs + bool(HITS or said), wrong + bool(said)
+            how = f"{len(HITS)} kills in {time.monotonic() - start:.0f} s"
+            print(f"  {place} {killed}/{kills}: {how}, {said or 'the same bits'}", flush=True)
+    print(f"{place}: {killed} kills in {runs} runs, {runs - wrong} of {runs} gave the same bits", flush=True)
     return wrong
 
 
 def main() -> None:
-    """Exit code 1 if any trial went wrong."""
+    """Exit code 1 if any run went wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=20, help="trials for each place")
+    parser.add_argument("--kills", type=int, default=20, help="for each place")
+    parser.add_argument("--kills-a-run", type=int, default=2, help="how often one run is killed at most")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="+", choices=PLACES, default=list(PLACES))
-    arguments = parser.parse_args()
-    sys.exit(bool(sum(play(place, arguments.kills, arguments.seed) for place in arguments.only)))
+    given = parser.parse_args()
+    sys.exit(bool(sum(play(place, given.kills, given.seed, given.kills_a_run) for place in given.only)))
 
 
 if __name__ == "__main__":
-    main()
+    from benchmarks import chaos  # one module with one list of kills, by whichever name it is imported
+
+    chaos.main()

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 from fsl_sage.algorithms import resolve
 from fsl_sage.config import Config, from_dict, from_file
+from fsl_sage.records import figures
 
 TINY: dict[str, Any] = {
     "clients": 3,
@@ -54,3 +56,15 @@ def tiny(tmp_path: Path) -> Callable[..., Config]:
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs in this process compose their figures, and leave out what takes matplotlib longer than a tiny run trains: to
+    draw them. It does for tests marked `drawn`, and in every process of its own."""
+    if not request.node.get_closest_marker("drawn"):
+        monkeypatch.setattr(figures, "_save", _save_undrawn)
+
+
+def _save_undrawn(figure: Figure, path: Path) -> None:
+    figures.write_bytes(path, b"not drawn")

@@ -14,7 +14,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["fsl_sage.cli.commands", "fsl_sage.experiment", "fsl_sage.records.figures"])
+# All that a run imports; torch.optim imports torch._dynamo when the first optimizer is made.
+_FORKS.set_forkserver_preload(["fsl_sage.cli.commands", "fsl_sage.records.figures", "torch._dynamo"])
 
 
 def _become(

@@ -6,9 +6,11 @@ import shlex
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fsl_sage.cli import main
+from fsl_sage.problems.images.images import KNOWN_SIZES, Sizes
 from fsl_sage.records.run_directory import RunDirectory
 from tests.problems.images.test_folder import fill
 from tests.problems.texts.test_labelled import FOOD, save_bert
@@ -45,15 +47,30 @@ def place(tmp_path, monkeypatch):
     save_tokenizer(save_model(tmp_path / "data" / "smollm2-135m", "gpt2", len(WORDS.split())))
     reviews = [{"text": f"The Mill serves {food}", "label": FOOD[food]} for food in FOOD] * 10
     pairs = [{"prompt": f"food [ {food} ]", "completion": f"The Mill serves {food} ."} for food in FOOD] * 10
-    for file, rows in (("reviews.jsonl", reviews), ("pairs.jsonl", pairs)):
+    (tmp_path / "data" / "imdb").mkdir()
+    files = {"reviews.jsonl": reviews, "pairs.jsonl": pairs}
+    files |= {"data/imdb/train.jsonl": reviews * 8, "data/imdb/test.jsonl": reviews * 4}
+    for file, rows in files.items():
         (tmp_path / file).write_text("\n".join(map(json.dumps, rows)))
+    small_fashion(tmp_path / "data" / "fashion-mnist.npz", monkeypatch)
     return tmp_path
+
+
+def small_fashion(file, monkeypatch):
+    """A set of noise in the form of Fashion-MNIST, in its place."""
+    train, test = 500, 20
+    monkeypatch.setitem(KNOWN_SIZES, "fashion-mnist", Sizes(train, test, 10, (1, 28, 28)))
+    x = np.random.default_rng(0).integers(0, 256, (train + test, 28, 28), dtype=np.uint8)
+    y = np.arange(train + test) % 10
+    np.savez(file, x=x[:train], y=y[:train], x_test=x[train:], y_test=y[train:])
 
 
 @pytest.mark.parametrize("heading", sections())
 def test_the_examples_run_as_they_stand(place, heading, capsys):
     if "`datasets`" in heading:
         pytest.importorskip("datasets")
+    if "DataFrame" in heading:
+        pytest.importorskip("pandas")
     for language, text in sections()[heading]:
         assert len(text.splitlines()) < 15
         if language == "python":

@@ -136,8 +136,10 @@ def test_resume_is_exact(tiny, algorithm, every, monkeypatch):
         {"local_auxiliary": True, "alignment": {"optimizer_state": "kept"}},
         {"align_rounds": [1, 3], "model": {"recalibrate": True}, "precision": "float64"},
         {"model": {"name": "tests.test_experiment:channels_last", "cut": "second"}},
+        {"algorithm": "local-loss", "local_steps": 2},
+        {"algorithm": "heron-sfl", "local_steps": 2},
     ],
-    ids=["at start", "local auxiliary", "named rounds", "channels last"],
+    ids=["at start", "local auxiliary", "named rounds", "channels last", "local-loss", "heron-sfl"],
 )
 def test_resume_is_exact_with_options_too(tiny, monkeypatch, changes):
     changes = {"rounds": 5, "cohort": 0.67, "align_every": 2, **changes}
@@ -388,6 +390,7 @@ def test_cohorts_are_drawn_by_round_and_have_their_size():
 # Records
 
 
+@pytest.mark.drawn
 def test_the_run_directory(tiny):
     config = tiny(alignment={"steps": 2})
     result = run(config)
@@ -396,6 +399,7 @@ def test_the_run_directory(tiny):
         "README.md", "accuracy.png", "classes.csv", "classes.png", "config.json", "inference.json", "ledger.csv",
         "metrics.jsonl", "model.safetensors", "result.json", "test_by_class.csv",
     }  # fmt: skip
+    assert all((result.directory / name).read_bytes().startswith(b"\x89PNG") for name in names if name.endswith(".png"))
     written = json.loads((result.directory / "config.json").read_text())
     assert written["config"]["alignment"]["steps"] == 2
     assert written["versions"]["torch"] == torch.__version__

@@ -1,4 +1,4 @@
-"""What a run is doing at this moment, for whoever watches it. It decides nothing, and nothing is kept of it."""
+"""What a run is doing at this moment, for whoever watches it. It decides no number and is not recorded."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,14 +10,14 @@ _listeners: list[Listener] = []
 
 
 def now(doing: str) -> None:
-    """Tell who listens, such as `now("aligning, step 40 of 160")`."""
+    """Tell the listener, for example `now("aligning, step 40 of 160")`."""
     for listener in tuple(_listeners):
         listener(doing)
 
 
 @contextmanager
 def told_to(listener: Listener) -> Iterator[None]:
-    """Within it the listener is told."""
+    """Within this context `listener` is told."""
     _listeners.append(listener)
     try:
         yield

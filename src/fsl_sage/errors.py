@@ -33,5 +33,24 @@ def nearest(given: object, known: Iterable[str], otherwise: str) -> str:
     return f": did you mean {near[0]}?" if near else f"{otherwise}: {', '.join(names)}."
 
 
+def place_of(error: BaseException) -> str:
+    """Where in the user's own code an error arose: "mine.py, line 7"; empty where none of it was running."""
+    import sysconfig
+    import traceback
+    from pathlib import Path
+
+    ours = (str(Path(__file__).parent), *(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")))
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith((*ours, "<")):
+            return f"{Path(frame.filename).name}, line {frame.lineno}"
+    return ""
+
+
+def described(error: BaseException) -> str:
+    """An error of the user's own code: its kind, what it says, and where it arose."""
+    place = place_of(error)
+    return f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")
+
+
 class RunWarning(UserWarning):
     """What a person should know of a run that goes on or has ended all the same."""

@@ -1,15 +1,19 @@
 """Code of the user's own, named by MODULE:NAME: an algorithm, a problem, a model, an augmentation."""
 
 import importlib
+import importlib.util
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
-from fsl_sage.errors import InputError
+from fsl_sage.errors import InputError, described, nearest
 
 KINDS = ("npz", "folder", "jsonl", "datasets", "hf")
 """What stands before a colon and names no module: files of these kinds, and models of transformers."""
+
+
+_OF_A_RUN = ("metrics.jsonl", "inference.json", "model.safetensors", "checkpoint.safetensors")
 
 
 def is_own(name: str | None) -> bool:
@@ -28,13 +32,40 @@ def import_own(name: str, option: str) -> Any:
     """
     module, _, attribute = name.partition(":")
     find_modules_in()
+    _refuse_others(name, module.partition(".")[0], option)
     try:
         found = importlib.import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError, SyntaxError) as error:
+    except ImportError as error:
         raise InputError(f"{option} {name} cannot be imported: {error}.") from None
+    except Exception as error:  # whatever the user's module does when it is imported
+        raise InputError(f"{option} {name} cannot be imported: {described(error)}.") from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise InputError(f"{option} {name} is not there: {module} has no {part}{_nearest(part, found)}")
+        found = getattr(found, part)
     return found
+
+
+def _nearest(part: str, holder: Any) -> str:
+    """The end of the sentence: which of the classes and functions that stand there was meant."""
+    there, place = getattr(holder, "__dict__", {}), getattr(holder, "__name__", "")
+    own = [name for name, value in there.items() if getattr(value, "__module__", None) == place]
+    return nearest(part, own, "; it has") if own else "."
+
+
+def _refuse_others(name: str, top: str, option: str) -> None:
+    """A run directory names modules, and it may come from somebody else: neither Python's own functions are called for
+    it, nor is code run that lies in such a directory.
+    """
+    if top in sys.stdlib_module_names:
+        raise InputError(f"{option} {name} is a part of Python: name a module of your own.")
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, AttributeError, ValueError):
+        return
+    places = [*Path(spec.origin).parents][:2] if spec is not None and spec.origin else []
+    if any((place / "config.json").exists() and any((place / file).exists() for file in _OF_A_RUN) for place in places):
+        raise InputError(f"{option} {name} lies in a run directory ({places[0]}), whose code is never run.")
 
 
 def find_modules_in(folder: Path | None = None) -> None:

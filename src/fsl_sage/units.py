@@ -27,8 +27,8 @@ def _scaled(count: float, unit: str) -> str:
 
 
 def gib_text(count: int) -> str:
-    """Bytes in GiB, to three decimals: 0.125 GiB."""
-    return f"{count / _GIB:.3f} GiB"
+    """Bytes in GiB, to three decimals, or to three digits where that shows too little: 0.125 GiB, 0.000126 GiB."""
+    return f"{gib_number(count / _GIB)} GiB"
 
 
 def gib_number(gib: float, like: float | None = None) -> str:

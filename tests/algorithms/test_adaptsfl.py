@@ -3,12 +3,14 @@
 import pytest
 import torch
 
+from fsl_sage.config import Config
 from fsl_sage.deploy.agreement import Agreement, check
 from fsl_sage.engines.local import LocalEngine
-from fsl_sage.errors import InputError
-from fsl_sage.experiment import Federation, cost, resume, run
+from fsl_sage.errors import InputError, RunWarning
+from fsl_sage.experiment import Federation, client_cuts, cost, resume, run
 from fsl_sage.experiment.costs import run_cost
 from fsl_sage.experiment.setup import make_setup
+from fsl_sage.problems.make import make_problem
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.roles.averaging import average
 from tests.algorithms.test_joint_step import LARGE_BATCH, assert_close, large_batch_sgd
@@ -103,6 +105,116 @@ def test_its_cost_is_known_beforehand(tiny):
     assert run_cost(config)["bytes_total"] == sum(entry.bytes for entry in entries)
     assert {entry.round for entry in entries if entry.kind == "client model"} == {2, 5}
     assert sum(entry.bytes for entry in entries if entry.round == 1) == cost(config)["adaptsfl"]["bytes_total"]
+
+
+CUTS = ["block2", "block1", "block3"]
+
+
+def test_equal_cuts_for_each_client_are_one_cut_for_all_bit_for_bit(tiny):
+    changes = {"algorithm": "adaptsfl", "average_every": 2, "rounds": 3, "cohort": 0.67, **UNEQUAL}
+    one, each = tiny(model={"cut": "block1"}, **changes), tiny(cuts=["block1"] * 3, **changes)
+    assert_same_run(run(one).directory, run(each).directory)
+
+
+@pytest.mark.parametrize("cuts", [CUTS, ["block3", "block1", "block1"]])
+def test_with_any_cuts_one_local_step_is_large_batch_sgd(tiny, cuts):
+    """Where a layer is trained changes no number but by rounding: the cuts do not matter."""
+    config = tiny(algorithm="adaptsfl", cuts=cuts, model={"batch_norm": "group"}, **LARGE_BATCH)
+    assert_close(final_weights(config), large_batch_sgd(config))
+
+
+@pytest.mark.parametrize("averages", [1, 2])
+def test_resume_with_a_cut_for_each_client(tiny, monkeypatch, averages):
+    changes = {"algorithm": "adaptsfl", "average_every": averages, "rounds": 3, "cohort": 0.67, "cuts": CUTS, **UNEQUAL}
+    whole = run(tiny(**changes)).directory
+    config = tiny(**changes)
+    interrupt_after(monkeypatch, 2)
+    with pytest.raises(KeyboardInterrupt):
+        run(config)
+    monkeypatch.undo()
+    resume(config.out)
+    assert_same_run(whole, config.out)
+
+
+def test_bytes_with_a_cut_for_each_client_are_known_beforehand(tiny):
+    config = tiny(algorithm="adaptsfl", average_every=2, rounds=4, cuts=CUTS)
+    entries = RunDirectory(run(config).directory).ledger()
+    assert run_cost(config)["bytes_total"] == sum(entry.bytes for entry in entries)
+    own = [
+        sum(entry.bytes for entry in entries if (entry.client, entry.kind, entry.round) == (client, kind, 1))
+        for kind in ("client model", "activations")
+        for client in (1, 0, 2)
+    ]
+    assert own[0] < own[1] < own[2]  # the deeper the cut, the larger the part
+    assert own[3] > own[4] > own[5]  # and the smaller its activations
+
+
+def test_what_is_evaluated_between_averages_is_what_an_average_would_give(tiny):
+    """Layers that a client has not are the S-server's."""
+    federation = played(tiny(algorithm="adaptsfl", average_every=9, rounds=2, cuts=CUTS), [[0, 1, 2]] * 2)
+    newest, at_server = federation.newest_weights(), federation.engine.server.weights()
+    own = [parts["client"] for parts in federation.engine.local_tensors().values()]
+    name = "block3.conv.weight"
+    assert name not in own[0]
+    assert name not in own[1]
+    expected = average([{name: at_server[name]}, {name: at_server[name]}, {name: own[2][name]}], [1.0] * 3)
+    assert torch.equal(newest["client"][name], expected[name])
+    assert name not in newest["server"]
+    assert newest["client"].keys().isdisjoint(newest["server"])
+
+
+def test_cuts_are_planned_by_memory(tiny):
+    """More memory, a deeper cut that moves fewer bytes; too little is refused with what is needed."""
+    memories = {"algorithm": "adaptsfl", "batch_size": 16, "client_memories": ["3MB", "300MB", "1GB"]}
+    with pytest.warns(RunWarning, match="Cuts planned by the clients' memories: client 0 at"):
+        setup = make_setup(config := tiny(**memories))
+    points = {point.name: point for point in client_cuts._points(config, make_problem(config))}
+    for client, limit in enumerate((3e6, 3e8, 1e9)):
+        chosen = points[setup.cuts[client]]
+        assert chosen.client_memory <= limit
+        fitting = [point for point in points.values() if point.client_memory <= limit]
+        assert client_cuts.moved(chosen, 50) == min(client_cuts.moved(point, 50) for point in fitting)
+    assert setup.cuts[0] != setup.cuts[1] == setup.cuts[2]
+    with pytest.raises(InputError, match="No cut fits the 10 kB of client 2: a step needs at least"):
+        make_setup(tiny(algorithm="adaptsfl", client_memories=["3MB", "3MB", "10kB"]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"cuts": CUTS[:2]}, "--cuts has 2 values for 3 clients"),
+        ({"client_memories": ["1MB"]}, "--client-memories has 1 values for 3 clients"),
+        ({"client_memories": ["much"] * 3}, "--client-memories much is not possible"),
+        ({"cuts": CUTS, "client_memories": ["1GB"] * 3}, "give one of them"),
+        ({"cuts": CUTS, "model": {"cut": "block1"}}, "one cut for all clients"),
+        ({"cuts": CUTS, "model": {"cut": "block1,block3"}}, "one cut for all clients"),
+        ({"cuts": CUTS, "model": {"batch_norm": "local"}}, "--model.batch-norm local"),
+        ({"cuts": CUTS, "averaging": {"proximal": 0.1}}, "--averaging.proximal"),
+        ({"cuts": CUTS, "codec": {"weights": "int8"}}, "--codec.weights int8"),
+        ({"cuts": CUTS, "codec": {"preset": "balanced"}}, "--codec.update"),
+        ({"cuts": ["block1", "nowhere", "block2"]}, "nowhere"),
+        ({"cuts": CUTS, "model": {"frozen": ["block1"]}}, "weights are all trained"),
+    ],
+    ids=str,
+)
+def test_a_cut_for_each_client_is_refused_with_the_reason(tiny, changes, said):
+    with pytest.raises(InputError, match=said):
+        run(tiny(algorithm="adaptsfl", **changes))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "reason"),
+    [
+        ("sl", "hands one client part on"),
+        ("cpsl", "hands one client part on"),
+        ("fedavg", "holds the whole model"),
+        ("fedgkt", "features of one shape"),
+        ("splitfed-ss", "averages client parts of the same layers"),
+    ],
+)
+def test_other_algorithms_say_why_they_have_one_cut(algorithm, reason):
+    with pytest.raises(InputError, match=f"--cuts is an option of adaptsfl, not of {algorithm}: .*{reason}"):
+        run(Config(algorithm=algorithm, options={"cuts": CUTS}))
 
 
 def test_impossible_combinations(tiny):

@@ -12,7 +12,7 @@ from tests.test_experiment import assert_same_run, interrupt_after
 PLAIN_SGD = {"name": "sgd", "lr": 0.05, "momentum": 0.0}
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "splitfed-ms", "local-loss", "fsl-sage", "sl", "fedgkt"])
+@pytest.mark.parametrize("algorithm", ["splitfed-ms", "fsl-sage", "sl", "fedgkt"])
 def test_plain_sgd_has_no_state_to_reset(tiny, algorithm):
     few = {"algorithm": algorithm, "optimizer": PLAIN_SGD, "local_steps": 2, "data": {"train_images": 60}}
     runs = [tiny(client_optimizer=each, **few) for each in ("keep", "reset")]

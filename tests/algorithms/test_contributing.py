@@ -127,6 +127,7 @@ def test_it_resumes_in_a_new_process(folder):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("ray")
 def test_it_runs_on_ray(folder):
     pytest.importorskip("ray")
     words = ["--algorithm", NAME, "--mu", "0.1", *SMALL]
@@ -137,6 +138,7 @@ def test_it_runs_on_ray(folder):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("ray")
 def test_it_is_compared_on_ray(folder):
     pytest.importorskip("ray")
     done = command("compare", "--algorithms", NAME, "fedavg", "--engine", "ray", *SMALL, "--out", "both")
@@ -179,7 +181,7 @@ def test_python_runs_it(folder):
     ("name", "said"),
     [
         ("nowhere:Anchored", "--algorithm nowhere:Anchored cannot be imported: No module named 'nowhere'"),
-        ("anchored:Nothing", "cannot be imported: module 'anchored' has no attribute 'Nothing'"),
+        ("anchored:Nothing", "--algorithm anchored:Nothing is not there: anchored has no Nothing"),
         ("anchored:AnchoredOptions", "is not an Algorithm: give a class that derives from fsl_sage.Algorithm"),
     ],
 )

@@ -30,7 +30,7 @@ def test_the_function_runs_a_grid_and_returns_its_results(preset, tmp_path):
     result = found.results["fedavg_alpha0.5_seed0"]
     assert result.directory == out / "fedavg_alpha0.5_seed0"
     assert (result.config.algorithm, result.config.data.alpha, len(result.metrics)) == ("fedavg", 0.5, 1)
-    assert result.stopped == "all 1 rounds played"
+    assert result.stopped == "its one round played"
     assert result.best_accuracy == result.metrics[0]["test_accuracy"]
     again = fsl_sage.compare(config, algorithms=["cse-fsl", "fedavg"], alpha=["iid", 0.5], out=out)
     assert again == found  # times included: nothing ran again

@@ -34,6 +34,7 @@ def address():
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("ray")
 def test_runs_over_two_nodes_one_of_which_dies(tmp_path, address):
     preset = tmp_path / "preset.toml"
     preset.write_text(PRESET)

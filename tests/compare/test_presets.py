@@ -32,6 +32,8 @@ RUNS = {
     "cifar10-10k-auxiliary-size": 2 * 4,
     "cifar10-10k-images": 6 * 3 * 3,
     "cifar100-9999-test-images": 6,
+    "family": 15 * 2,
+    "family-sgd": 3 * 2,
     "gpt2-medium-e2e": 4,
     "imdb-minilm": 3,
     "niid-bench": 3 * 2,

@@ -2,6 +2,7 @@
 finds by PATH ask one process, which has everything imported, to fork. The forked processes are as real as any: they
 have ids of their own, talk to Flower over its own channels, and can be killed."""
 
+import importlib
 import json
 import os
 import signal
@@ -11,6 +12,8 @@ import sys
 from pathlib import Path
 
 COMMANDS = ("flwr-clientapp", "flwr-serverapp")
+IMPORTED = ("fsl_sage.deploy.client_app", "fsl_sage.deploy.server_app", "fsl_sage.records.figures", "torch._dynamo")
+"""By the apps, when they are loaded, and the last by torch.optim with the first optimizer."""
 
 SHIM = """\
 #!{python} -IS
@@ -44,6 +47,8 @@ def serve(address: str) -> None:
     from flwr.superlink.cli import flwr_serverapp
     from flwr.supernode.cli import flwr_clientapp
 
+    for name in IMPORTED:
+        importlib.import_module(name)
     commands = {"flwr-clientapp": flwr_clientapp, "flwr-serverapp": flwr_serverapp}
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     listener = socket.socket(socket.AF_UNIX)

@@ -35,7 +35,7 @@ from ..engines.test_flower import Deployment, assert_same_run
 from . import prestarted
 from .cutting_proxy import CuttingProxy
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("flower")]
 
 ROOT = Path(__file__).parents[2]
 

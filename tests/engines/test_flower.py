@@ -98,6 +98,7 @@ def assert_same_run(a, b):
 
 # The same numbers
 
+CODECS = {"activations": "int4", "update": "int4", "weights": "int8", "auxiliary": "int4:nearest", "labels": "smallest"}
 AVERAGING = {
     "optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.0},
     "averaging": {"control_variates": True, "proximal": 0.1, "optimizer": "yogi"},
@@ -111,7 +112,7 @@ AVERAGING = {
         {"algorithm": "fsl-sage", "warm_start": True, "align_every": 2, "rounds": 3},
         {"algorithm": "lazy-fsl-sage", "align_until": 0, "rounds": 3, "alignment": {"scope": "pooled"}},
         {"algorithm": "cse-fsl", "order": "blocked"},
-        {"algorithm": "fedavg", "optimizer": {"schedule": "cosine"}},
+        {"algorithm": "fedavg", "optimizer": {"schedule": "cosine"}, "client_optimizer": "reset"},
         {"cohort": 0.67, "rounds": 4, "data": {"partition": "dirichlet", "alpha": 0.5}},
         {"algorithm": "cse-fsl", "optimizer": {"label_smoothing": 0.2, "auxiliary_weight_decay": 0.0}},
         {"local_auxiliary": True, "rounds": 3, "align_rounds": [1], "alignment": {"optimizer_state": "kept"}},
@@ -120,10 +121,12 @@ AVERAGING = {
         {"algorithm": "local-loss", "cohort": 0.67, "rounds": 3, "data": {"partition": "dirichlet", "alpha": 0.5}},
         {"algorithm": "fedavg", "cohort": 0.67, "rounds": 4, **AVERAGING},
         {"algorithm": "fsl-sage", "align_every": 2, **AVERAGING},
+        {"codec": CODECS, "cohort": 0.67, "rounds": 4, "data": {"partition": "dirichlet", "alpha": 0.5}},
+        {"codec": {"preset": "small", "activations": "cached-int4+zstd"}, "align_every": 2, "rounds": 3},
     ],
     ids=[
         *("fsl-sage", "warm", "lazy", "cse-fsl", "fedavg", "cohort", "smoothing", "local-auxiliary", "float64"),
-        *("heron-sfl", "local-loss", "fedavg-averaging", "fsl-sage-averaging"),
+        *("heron-sfl", "local-loss", "fedavg-averaging", "fsl-sage-averaging", "codecs", "cached"),
     ],
 )
 def test_bits_ledger_and_metrics_are_those_of_the_local_engine(deploy, changes):
@@ -140,8 +143,10 @@ def test_bits_ledger_and_metrics_are_those_of_the_local_engine(deploy, changes):
         {"algorithm": "fedavg"},
         {"algorithm": "local-loss"},
         {"algorithm": "fedavg", **AVERAGING},
+        {"codec": CODECS},
+        {"algorithm": "cse-fsl", "codec": {"preset": "small", "weights": "fp16"}},
     ],
-    ids=["fsl-sage", "cse-fsl", "fedavg", "local-loss", "controls"],
+    ids=["fsl-sage", "cse-fsl", "fedavg", "local-loss", "controls", "codecs", "codecs of cse-fsl"],
 )
 def test_the_tensors_that_cross_are_what_the_ledger_bills(deploy, changes):
     deployment = deploy(**{"rounds": 3, "align_every": 2, **changes})

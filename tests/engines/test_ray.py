@@ -31,8 +31,9 @@ from tests.own_data import OWN_DATA, SMALL
 from tests.test_experiment import assert_same_run, interrupt_after
 from tests.texts import save_all
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
 
+CODECS = {"activations": "cached-int4", "update": "int4", "weights": "int4", "auxiliary": "int4:nearest+zstd"}
 NAMES = ["fsl-sage", "cse-fsl", "splitfed-ms", "splitfed-ss", "fedavg", "heron-sfl", "fedgkt", "locfedmix-sl"]
 
 
@@ -118,7 +119,10 @@ def test_bits_are_those_of_the_local_engine(small, on_ray, assert_like_local, al
         {"algorithm": "sl", "alternate": True, "hands_on_optimizer": True, "cohort": 0.6, "local_epochs": 1},
         {"algorithm": "local-loss", "cohort": 0.6},
         {"algorithm": "cpsl", "draw_clusters": True, "hands_on_optimizer": True},
-        {"algorithm": "adaptsfl", "average_every": 2, "cohort": 0.6, "rounds": 5, "local_epochs": 1},
+        {
+            **{"algorithm": "adaptsfl", "average_every": 2, "cohort": 0.6, "rounds": 5, "local_epochs": 1},
+            **{"cuts": ["block1", "block3", "block2", "block1"], "client_optimizer": "reset"},
+        },
         {
             "algorithm": "splitfed-ms",
             "cohort": 0.6,
@@ -127,10 +131,12 @@ def test_bits_are_those_of_the_local_engine(small, on_ray, assert_like_local, al
             "averaging": {"control_variates": True, "proximal": 0.1, "optimizer": "yogi"},
         },
         {"algorithm": "splitfed-ms", "averaging": {"rule": "clipped"}},
+        {"codec": CODECS, "cohort": 0.6, "rounds": 3},
+        {"codec": {**CODECS, "gradients": "int8+zstd"}, "algorithm": "splitfed-ss"},
     ],
     ids=[
         *("cohort", "local statistics", "pooled", "blocked", "aligned at start", "by client at start"),
-        *("joint step", "sl", "local-loss", "cpsl", "adaptsfl", "corrections", "clipped"),
+        *("joint step", "sl", "local-loss", "cpsl", "adaptsfl", "corrections", "clipped", "codecs", "codecs, waiting"),
     ],
 )
 def test_other_settings_too(small, on_ray, assert_like_local, changes):
@@ -160,7 +166,7 @@ def test_own_data_too(crew, on_ray, tmp_path, monkeypatch):
         play(RunDirectory(there.out), there, [], build=partial(build_on, crew))
         assert_same_run(there.out, here.out)
     report = write_report(tmp_path / "runs", tmp_path / "report", ReportOptions())
-    assert {"best-accuracy", "best-loss"} <= {table.name for table in report.tables}
+    assert "best-accuracy" in {table.name for table in report.tables}
 
 
 def test_a_run_may_go_on_upon_the_other_engine(small, crew, assert_like_local, monkeypatch):

@@ -20,7 +20,7 @@ from fsl_sage.records.run_directory import RunDirectory
 from tests.ray_nodes import two_nodes
 from tests.test_experiment import assert_same_run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
 
 
 @pytest.fixture(scope="module")

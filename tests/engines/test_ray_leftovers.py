@@ -70,6 +70,7 @@ def test_a_process_that_took_the_number_of_a_helper_stays(sleepers):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("ray")
 def test_the_next_run_ends_what_a_killed_driver_left():
     """Ray's own agents."""
     start = "from fsl_sage.config import Config; from fsl_sage.engines.ray.cluster import connect; "

@@ -96,10 +96,10 @@ def test_facts_of_resnet18_at_the_papers_cut():
 def test_limits_mark_what_fits_and_the_recommendation_says_why(table):
     free = recommend(table, Limits(), "fsl-sage")
     assert "Recommended: block3.conv" in free
-    memory = sorted(row.point.client_memory for row in table)[3]
+    memory = sorted(row.client.memory for row in table if row.client)[3]
     limited = Limits(client_memory=memory)
     fitting = [row for row in table if not row.obstacles(limited)]
-    assert {row.point.client_memory <= memory for row in fitting} == {True}
+    assert {row.client.memory <= memory for row in fitting} == {True}
     assert "do not" in recommend(table, limited, "fsl-sage")
     nothing = recommend(table, Limits(client_memory=1, client_flops=1), "fsl-sage")
     assert nothing.startswith("No cut fits")

@@ -16,12 +16,17 @@ import safetensors.torch
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from fsl_sage.config import load_preset
 from fsl_sage.deploy.agreement import read_agreement
 from fsl_sage.errors import InputError
+from fsl_sage.inference.pictures import FORMATS, read_picture
 from fsl_sage.problems.images.cifar import CIFAR, _read_batch
+from fsl_sage.problems.images.images import ImageTerms
 from fsl_sage.problems.images.npz import read_npz
+from fsl_sage.problems.images.pictures import Picture, common_form, decode
+from fsl_sage.problems.texts.rows import label_names, read_jsonl
 from fsl_sage.reading import read_json, read_toml
 from fsl_sage.records.files import load_tensors, save_tensors
 from fsl_sage.records.run_directory import RunDirectory
@@ -44,6 +49,23 @@ CONFIG = (
 METRICS = b'{"round": 0, "test_accuracy": 0.5, "aligned": false}\n{"round": 1, "test_accuracy": null}\n'
 LEDGER = b"round,client,direction,kind,bytes\n-1,0,down,first download,12\n0,0,up,labels,8\n"
 CLASSES = b"client,cat,dog\n0,3,4\n1,5,6\n"
+
+
+TERMS = ImageTerms((3, 2, 2), ("a", "b"), (0.5,) * 3, (0.5,) * 3)
+INFERENCE = b'{"image": [3, 2, 2], "classes": ["a", "b"], "mean": [0.5, 0.5, 0.5], "std": [1, 1, 1], "pixels": "uint8"}'
+TEXTS = "".join(f'{{"text": "t{i}", "label": {i % 2}}}\n' for i in range(8)).encode()
+PROMPTS = "".join(f'{{"prompt": "t{i}", "completion": "c"}}\n' for i in range(8)).encode()
+
+
+def drawn(kind: str, mode: str = "RGB") -> bytes:
+    file = io.BytesIO()
+    Image.effect_noise((6, 5), 50).convert(mode).save(file, kind)
+    return file.getvalue()
+
+
+def decoded(path: Path) -> object:
+    pictures = [Picture(path, 0, str(path))]
+    return decode(pictures, common_form(pictures, 4))
 
 
 def sealed() -> bytes:
@@ -70,6 +92,11 @@ PARSERS = {
     "metrics.jsonl": (lambda path: RunDirectory(path.parent).metrics(), [METRICS]),
     "ledger.csv": (lambda path: RunDirectory(path.parent).ledger(), [LEDGER]),
     "classes.csv": (lambda path: RunDirectory(path.parent).classes(), [CLASSES]),
+    "inference.json": (lambda path: ImageTerms.of(RunDirectory(path.parent).inference()), [INFERENCE]),
+    "lines": (lambda path: label_names(read_jsonl(path, 0.3)), [TEXTS]),
+    "prompts": (lambda path: read_jsonl(path, 0.3), [PROMPTS]),
+    "picture": (decoded, [drawn("PNG"), drawn("JPEG"), drawn("PNG", "P")]),
+    "picture to classify": (lambda path: read_picture(path, TERMS), [drawn(kind) for kind in FORMATS]),
     "result.json": (lambda path: RunDirectory(path.parent).result(), [b'{"stopped": "all rounds"}']),
 }
 """By kind of file: who reads it, and files that are as they should be."""

@@ -80,6 +80,32 @@ def test_all_images_of_an_archive_without_test_images_are_used(trained: Path, ow
     assert evaluate(trained, f"npz:{tmp_path / 'more.npz'}")["test_accuracy"] == last["test_accuracy"]
 
 
+def test_all_pictures_of_a_folder_without_a_test_set_are_used(trained: Path, own_images: Path, tmp_path: Path) -> None:
+    """A fifth of them was, silently; and pictures of other sizes were refused."""
+    test = data_of(own_images).test
+    names = load_trained(trained).terms.classes
+    for number, (image, label) in enumerate(zip(test.x, test.y, strict=True)):
+        (tmp_path / names[int(label)]).mkdir(exist_ok=True)
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(tmp_path / names[int(label)] / f"{number:03}.png")
+    score = evaluate(trained, f"folder:{tmp_path}")["test_accuracy"]
+    assert score == RunDirectory(trained).metrics()[-1]["test_accuracy"]
+    larger = tmp_path / names[0] / "larger.png"
+    Image.new("RGB", (70, 50)).save(larger)
+    assert 0 <= evaluate(trained, f"folder:{tmp_path}")["test_accuracy"] <= 1
+    larger.unlink()
+    (tmp_path / "stranger").mkdir()
+    with pytest.raises(InputError, match=r"stranger is no class of the run; its classes are airplane, "):
+        evaluate(trained, f"folder:{tmp_path}")
+
+
+@pytest.mark.parametrize("data", ["jsonl:texts.jsonl", "imdb"])
+def test_texts_are_no_images(trained: Path, data: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts.jsonl").write_text('{"text": "a", "label": "b"}\n')
+    with pytest.raises(InputError, match=f"The run has learnt from images, and {data} is something else"):
+        evaluate(trained, data)
+
+
 def test_classes_in_another_order_are_refused(trained: Path, own_images: Path, tmp_path: Path) -> None:
     data = data_of(own_images)
     np.savez(tmp_path / "o.npz", x=data.test.x.numpy(), y=data.test.y.numpy(), classes=np.array(data.classes[::-1]))
@@ -114,6 +140,30 @@ def test_keeping_the_best_survives_a_kill(tiny, tmp_path: Path) -> None:
         run(cut, [Killer()])
     resume(cut.out)
     assert (whole.out / "best.safetensors").read_bytes() == (cut.out / "best.safetensors").read_bytes()
+
+
+def test_a_run_does_not_go_on_without_its_best_model(tiny) -> None:
+    """A later round brings it back only if that is better; what using the model takes is known, and written anew."""
+
+    class Halt(Tracker):
+        def round(self, metrics: dict) -> None:
+            raise KeyboardInterrupt
+
+    config = tiny(rounds=2, keep="best", algorithm="fedavg", data={"train_images": 60, "test_images": 20})
+    with pytest.raises(KeyboardInterrupt):
+        run(config, [Halt()])
+    best, inference = config.out / "best.safetensors", config.out / "inference.json"
+    whole, said = best.read_bytes(), inference.read_bytes()
+    best.unlink()
+    with pytest.raises(InputError, match=r"best\.safetensors is gone"):
+        resume(config.out)
+    best.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(InputError, match=r"best\.safetensors is damaged"):
+        resume(config.out)
+    best.write_bytes(whole)
+    inference.write_bytes(said.replace(b"0.4914", b"0.9914"))
+    resume(config.out)
+    assert inference.read_bytes() == said
 
 
 def test_a_run_that_keeps_the_last_model_alone_has_no_best(tiny) -> None:

@@ -39,7 +39,8 @@ def test_a_cut_is_asked_for_with_the_names_that_work(tiny):
     [
         ("resnet19", r"did you mean resnet18\?"),
         ("no.such.module:x", "cannot be imported"),
-        ("tests.models.test_factory:none", "cannot be imported"),
+        ("tests.models.test_factory:none", "is not there: tests.models.test_factory has no none"),
+        ("tests.models.test_factory:no_modul", r"did you mean no_module\?"),
         ("tests.models.test_factory:no_module", "must give a torch.nn.Module"),
         ("hf:resnetx", "neither an architecture nor a directory"),
         ("hf:llama", "image classification"),

@@ -1,5 +1,7 @@
 """A newcomer's first hour with nothing but the installed package: own model, images, algorithm, and the Python API.
 
+Every numbered point of what a newcomer stumbles over is played, and the wrong turns beside it.
+
     python hour.py          the short form, in this process, in the current folder
     python hour.py --long   by the installed command, with a comparison, its report and the default model too
 
@@ -12,6 +14,8 @@ import io
 import json
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +36,14 @@ class Net(nn.Module):
 
     def forward(self, x):
         return self.head(self.name(self.drop(self.plan(x))).mean((2, 3)))
+
+
+def needs_width(classes, width):
+    return nn.Linear(width, classes)
+
+
+def too_narrow(classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(7, classes))
 '''
 
 ALGORITHM = '''
@@ -54,6 +66,17 @@ class Mine(Algorithm):
             client.backward(z, client.server_gradient(z, batch.target))
             client.step()
         yield from ()
+
+
+class Forgot(Algorithm):
+    """Without a local round."""
+
+
+class Plain(Mine):
+    """Without a yield."""
+
+    def local_round(self, client, t):
+        pass
 '''
 
 SMALL = ["--clients", "2", "--batch-size", "8", "--device", "cpu", "--alignment.steps", "4"]
@@ -80,7 +103,12 @@ class Hour:
         print("$ fsl-sage", *words, flush=True)
         code, said = self._run(words)
         assert (code != 0) == fails, f"exit code {code}: {said}"
-        return said
+        assert "Traceback" not in said, said
+        return " ".join(said.split()) if fails else said
+
+    def refused(self, *words: str) -> str:
+        """What is said of a command that cannot work."""
+        return self(*words, fails=True)
 
     def _run(self, words: tuple[str, ...]) -> tuple[int, str]:
         if self._installed:
@@ -111,9 +139,7 @@ def play(fsl_sage: Hour, long: bool) -> None:
 
     assert fsl_sage("--version").startswith("fsl-sage ")
     assert "predict" in fsl_sage("--help")
-    assert "did you mean run?" in fsl_sage("rum", fails=True)
-    Path("typo.toml").write_text('rouns = 3\nalgorithm = "fedavg"\n')
-    assert "did you mean rounds?" in fsl_sage("run", "typo.toml", fails=True)
+    wrong_words(fsl_sage)
     assert "deploy init" in fsl_sage("deploy", "--help")
     assert "reveals" in fsl_sage("cuts", *OWN)
 
@@ -129,6 +155,8 @@ def play(fsl_sage: Hour, long: bool) -> None:
     ]
     assert sum(right) / len(right) == last["test_accuracy"], "the model predicts otherwise than it was tested"
     assert "load_model" in Path("first/README.md").read_text()
+    assert Path("first/best.safetensors").exists()
+    wrong_turns(fsl_sage)
 
     fsl_sage("run", *OWN[:-2], "--algorithm", "algo:Mine", "--rounds", "1", "--out", "second")
     from_python()
@@ -136,8 +164,67 @@ def play(fsl_sage: Hour, long: bool) -> None:
         grid = ["--algorithms", "fsl-sage", "cse-fsl", "--rounds", "2", "--out", "both"]
         assert "report.html" in fsl_sage("compare", *OWN, *grid)
         fsl_sage("report", "both")
+        own_pictures(fsl_sage, x, y)
         fsl_sage("run", "--rounds", "1", "--data.train-images", "200", "--data.test-images", "100", "--out", "third")
     print("The hour is over: everything worked.")
+
+
+def wrong_words(fsl_sage: Hour) -> None:
+    """Typing errors: each is answered with what was meant."""
+    Path("typo.toml").write_text('rouns = 3\nalgorithm = "fedavg"\n')
+    Path("group.toml").write_text('[model]\nnmae = "small-cnn"\n')
+    for words, meant in (
+        (["rum"], "did you mean run?"),
+        (["run", "typo.toml"], "did you mean rounds?"),
+        (["run", "group.toml"], "did you mean name?"),
+        (["run", "nowhere.toml"], "There is no file nowhere.toml."),
+        (["run", "--rouns", "3"], "--rounds"),
+        (["run", "--algorithm", "fslsage"], "did you mean fsl-sage?"),
+        (["run", "--data.name", "cifar11"], "did you mean cifar10?"),
+        (["run", "--data.name", "shapes.npz"], "to learn from it give npz:shapes.npz."),
+        (["run", "--model.name", "resnet81"], "did you mean resnet18?"),
+        (["run", "--rounds", "0"], "--rounds 0 is not possible"),
+        (["run", *OWN, "--model.cut", "nowhere"], "cuts that work: "),
+        (["run", *OWN, "--clients", "100"], "64 training examples are too few for 100 clients"),
+        (["run", *OWN, "--model.name", "mine:Nett"], "did you mean Net?"),
+        (["run", *OWN, "--model.name", "mine:needs_width"], "needs 'width'"),
+        (["run", *OWN, "--model.name", "mine:too_narrow", "--model.cut", "0"], "the model fails on a batch"),
+        (["run", *OWN[:-2], "--algorithm", "algo:Forgot"], "lacks local_round"),
+        (["run", *OWN[:-2], "--algorithm", "algo:Plain", "--out", "plain"], "it must be a generator"),
+    ):
+        said = fsl_sage.refused(*words)
+        assert meant in said, said
+
+
+def wrong_turns(fsl_sage: Hour) -> None:
+    """What one tries with a run that is finished."""
+    for words, meant in (
+        (["run", *OWN, "--out", "first"], "already holds a run"),
+        (["resume", "first"], "is finished"),
+        (["predict", "first"], "needs images"),
+        (["predict", "first", "mine.py"], "mine.py is not an image"),
+        (["predict", "first", "nowhere.png"], "There is no file nowhere.png."),
+        (["predict", "mine.py", "test"], "mine.py is a file"),
+        (["evaluate", "nowhere"], "nowhere holds no run"),
+        (["report", "test"], "There is no run to report"),
+    ):
+        said = fsl_sage.refused(*words)
+        assert meant in said, said
+
+
+def own_pictures(fsl_sage: Hour, x: np.ndarray, y: np.ndarray) -> None:
+    """A folder of pictures whose name has a space and an umlaut, one client, and a batch larger than the data."""
+    from PIL import Image
+
+    for number, (image, label) in enumerate(zip(x, y, strict=True)):
+        folder = Path("my pictures ü") / ("stehend", "liegend")[label]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(folder / f"Bild {number}.png")
+    pictures = ["--data.name", "folder:my pictures ü", "--model.name", "mine:Net", "--model.cut", "plan"]
+    few = ["--clients", "1", "--rounds", "1", "--batch-size", "500", "--alignment.steps", "2", "--out", "my run ü"]
+    assert "1 client, batch 500" in fsl_sage("run", *pictures, *few)
+    fsl_sage("predict", "my run ü", "my pictures ü/stehend")
+    fsl_sage("evaluate", "my run ü", "--data", "folder:my pictures ü")
 
 
 def from_python() -> None:
@@ -156,6 +243,31 @@ def from_python() -> None:
     assert (len(result.metrics), result.stopped) == (1, "one round is enough")
     assert fs.evaluate("api")["test_accuracy"] == result.metrics[-1]["test_accuracy"]
     assert fs.load_model("api").head.out_features == 2
+    (told,) = fs.predict("api", "test/00.png")
+    assert told.classes[0] in ("standing", "lying")
+    assert all("rounds = 10" in (each.__doc__ or "") for each in (fs.run, fs.Config))
+    for wrong, meant in (
+        (lambda: fs.Config(rouns=3), "did you mean rounds?"),
+        (lambda: fs.Config(rounds="many"), "--rounds 'many' is not possible"),
+        (lambda: fs.Config(data={"nmae": "x"}), "did you mean name?"),
+        (lambda: fs.run({"rounds": 1}), "run takes a Config"),
+        (lambda: fs.run(replace(config, out="other"), [print]), "derives from fsl_sage.Tracker"),
+        (lambda: fs.run(config), "already holds a run"),
+        (lambda: fs.resume("api"), "is finished"),
+    ):
+        said = refusal(wrong)
+        assert meant in said, said
+
+
+def refusal(wrong: Callable[[], object]) -> str:
+    """What Python says of something that cannot work."""
+    import fsl_sage as fs
+
+    try:
+        wrong()
+    except fs.InputError as error:
+        return str(error)
+    return "nothing"
 
 
 if __name__ == "__main__":

@@ -56,6 +56,7 @@ from tests.oracles.common import (
     load,
     new_optimizer,
     new_part,
+    start_optimizers,
     step_on_cut_gradient,
 )
 from tests.oracles.given import Found, Given, Target, Tensors
@@ -130,6 +131,7 @@ class WithCuts:
         if t > 0 and (client.last_round is None or averages_within(every, client.last_round + 1, t)):
             self.ledger.bill(t, client.number, "down", "client model", blocks.values())
         client.last_round = t
+        start_optimizers(self.given, client.optimizers.values())
 
     def step(self, t: int, k: int, present: list[Client]) -> None:
         z = {}

@@ -20,7 +20,7 @@ from fsl_sage.models.conv import Conv2d
 from fsl_sage.models.layout import AdaptiveAvgPool2d
 from fsl_sage.models.norm import BatchNorm2d
 from fsl_sage.problems.batches import batch_indices
-from fsl_sage.roles import s_server
+from fsl_sage.roles import server_jobs
 from fsl_sage.roles.client import local_order
 from fsl_sage.seeding import generator, numpy_generator
 from fsl_sage.wire.paths import below, grouped
@@ -104,7 +104,7 @@ def _found(federation: Federation, engine: LocalEngine) -> Found:
     decoders = _next_parts(federation, "decoder") if "decoder" in setup.algorithm.holds else {}
     return Found(
         weights.get("client", {}),
-        weights["server"],
+        engine.server.weights() or weights["server"],  # where clients have cuts of their own, from the shallowest on
         auxiliaries,
         books,
         clients=_next_parts(federation, "client"),
@@ -116,10 +116,14 @@ def _found(federation: Federation, engine: LocalEngine) -> Found:
 
 def _next_parts(federation: Federation, part: str) -> dict[int, Tensors]:
     """By client: the weights of a part that it would start the next round with."""
-    post, newest = federation.post, federation.weights().get(part, federation.setup.initial[part])
+    post, setup = federation.post, federation.setup
+    newest = federation.weights().get(part, setup.initial[part])
     own = {client: parts.get(part, {}) for client, parts in federation.engine.local_tensors().items()}
     return {
-        client: {**newest, **(own.get(client, {}) if version == post.version else {})}
+        client: {
+            **{name: newest[name] for name in setup.initial_of(client, part)},
+            **(own.get(client, {}) if version == post.version else {}),
+        }
         for client, version in enumerate(post.has)
     }
 
@@ -136,7 +140,7 @@ def _recorded_orders() -> Iterator[Orders]:
     """The package draws the order of alignment batches; it is handed to the oracle as data."""
     orders: Orders = {}
     keys: list[tuple[int, int]] = []
-    draw, order = s_server.generator, matching._order
+    draw, order = server_jobs.generator, matching._order
 
     def seen_generator(seed: int, purpose: str, client: int, t: int) -> torch.Generator:
         keys.append((t, client))
@@ -146,7 +150,7 @@ def _recorded_orders() -> Iterator[Orders]:
         orders[keys[-1]] = order(*arguments)
         return orders[keys[-1]]
 
-    with patch.object(s_server, "generator", seen_generator), patch.object(matching, "_order", seen_order):
+    with patch.object(server_jobs, "generator", seen_generator), patch.object(matching, "_order", seen_order):
         yield orders
 
 

@@ -52,14 +52,23 @@ AVERAGING = {
 
 
 def check(config, *, tolerance=1e-9, bytes=True):
-    if config.algorithm == "fedgkt":  # its examples are known by number, not as a batch has augmented them
-        config = replace(config, data=replace(config.data, augment=False))
-    setup, found, orders = run_of(config)
-    parts = {part: PARTS[part] for part in setup.initial}
-    given = given_for(config, setup, orders, parts, image_loss, image_terms)
-    oracle = ORACLES[NAMES.get(config.algorithm, config.algorithm)]
-    compare(found, oracle(given), tolerance=tolerance, bytes=bytes)
+    found, expected, orders = found_and_expected(config)
+    compare(found, expected, tolerance=tolerance, bytes=bytes)
     return orders
+
+
+def found_and_expected(config):
+    """What a run of the package found, what its oracle says, and the order of the alignments' batches."""
+    setup, found, orders = run_of(followed(config))
+    parts = {part: PARTS[part] for part in setup.initial}
+    given = given_for(followed(config), setup, orders, parts, image_loss, image_terms)
+    return found, ORACLES[NAMES.get(config.algorithm, config.algorithm)](given), orders
+
+
+def followed(config):
+    """The configuration as an oracle can follow it: FedGKT's examples are known by number, not as a batch has augmented
+    them."""
+    return replace(config, data=replace(config.data, augment=False)) if config.algorithm == "fedgkt" else config
 
 
 @pytest.mark.parametrize("setting", SETTINGS)

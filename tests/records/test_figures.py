@@ -37,3 +37,11 @@ def test_every_client_is_labelled_where_there_is_room(drawn, tmp_path, clients):
 def test_many_clients_are_labelled_sparsely(drawn, tmp_path):
     figures.classes_figure(tmp_path / "x.png", np.ones((200, 2), dtype=int), ["a", "b"], Config(clients=200))
     assert len(drawn[0].axes[0].get_yticks()) < 30
+
+
+def test_names_of_classes_are_no_formulas(drawn, tmp_path):
+    """matplotlib reads what is between two $ as a formula, and stumbles over one that is none."""
+    names = [r"$\frac{a}$", "$x$", "a\nb", "\x1b[31m", "100 $"]
+    figures.classes_figure(tmp_path / "x.png", np.ones((2, 5), dtype=int), names, CONFIG)
+    shown = [text.get_text() for text in drawn[0].legends[0].get_texts()]
+    assert shown == [r"\$\frac{a}\$", r"\$x\$", "a\nb", "\ufffd[31m", r"100 \$"]

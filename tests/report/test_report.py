@@ -27,6 +27,7 @@ def names_of(folder):
     return [drawing.name for drawing in draw_figures(make_study(load_runs(folder)[0]), 100.0)]
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("algorithm", ["fedavg", "mine", "another"])
 def test_a_runs_own_figure_has_the_colour_that_its_algorithm_has_in_reports(algorithm, tiny, monkeypatch):
     for name in ("mine", "another"):

@@ -1,27 +1,17 @@
-"""The link encodes, bills what was encoded, and hands over what was decoded."""
+"""The link bills what is sent, and hands it over."""
 
 import torch
 
 from fsl_sage.wire.ledger import Ledger
 from fsl_sage.wire.link import Link
-from fsl_sage.wire.message import ACTIVATIONS, LABELS, Message, Smashed
-
-
-class Halves:
-    """Half the bytes: a codec with a loss that is easy to see."""
-
-    def encode(self, tensors):
-        return {name: tensor.half() for name, tensor in tensors.items()}
-
-    def decode(self, sent):
-        return {name: tensor.float() for name, tensor in sent.items()}
+from fsl_sage.wire.message import ACTIVATIONS, AUXILIARY, LABELS, Message, Smashed
 
 
 def smashed():
     return Smashed((torch.full((2, 3), 1 / 3),), {"labels": torch.tensor([1, 2])})
 
 
-def test_without_codecs_a_message_arrives_as_it_is_and_is_billed_in_full():
+def test_a_message_arrives_as_it_is_and_is_billed_in_full():
     link = Link(ledger := Ledger())
     message = Message(smashed().parts, {"step": 4})
     arrived = link.up(3, 1, message)
@@ -31,9 +21,8 @@ def test_without_codecs_a_message_arrives_as_it_is_and_is_billed_in_full():
     assert [tuple(entry) for entry in ledger.entries(3)] == [(3, 1, "up", ACTIVATIONS, 24), (3, 1, "up", LABELS, 16)]
 
 
-def test_what_is_encoded_is_billed_and_what_is_decoded_arrives():
-    link = Link(ledger := Ledger(), {ACTIVATIONS: Halves()})
-    arrived = link.down(0, 0, smashed())
-    assert ledger.by_kind(0) == {ACTIVATIONS: {"up": 0, "down": 12}, LABELS: {"up": 0, "down": 16}}
-    assert arrived.smashed[0].dtype == torch.float32
-    assert torch.equal(arrived.smashed[0], torch.full((2, 3), 1 / 3).half().float())
+def test_where_a_difference_is_sent_it_is_billed():
+    link = Link(ledger := Ledger())
+    change = {"w@float32[5]": torch.zeros(11, dtype=torch.uint8)}
+    link.down(0, 0, Message({AUXILIARY: {"w": torch.ones(5)}}, changes={AUXILIARY: change}))
+    assert ledger.by_kind(0) == {AUXILIARY: {"up": 0, "down": 11}}

@@ -37,14 +37,16 @@ class Algorithm(ABC):
         "optimizer.auxiliary_weight_decay",
         "optimizer.server_lr",
     )
-    """Of those shared options and groups that not every algorithm reads, listed here, the ones that this one reads."""
+    """Which shared options and groups it reads, of those listed here, which not every algorithm reads."""
     not_compared: ClassVar[tuple[str, ...]] = ()
     """Own options that have their defaults in a comparison, because another algorithm stands for them."""
+    moves_like: ClassVar[str | None] = None
+    """An algorithm whose rounds move the same bytes, so that it needs no column of its own in `fsl-sage cuts`."""
     in_cost: ClassVar[Mapping[str, Any]] = {}
     """Own options for `fsl-sage cost`, which plays two rounds: a round that aligns, and one as most rounds are."""
 
     averages_with: ClassVar[Mapping[str, Any]] = {}
-    """Options of the group `averaging` for which it stands, as FedProx does for the pull to what was received."""
+    """Options of the group `averaging` that it sets itself: FedProx sets `proximal`."""
 
     # What it asks of an engine
 
@@ -59,6 +61,12 @@ class Algorithm(ABC):
     evaluated as the mean over the clients, each with its own parts."""
     takes_two_cuts: bool = False
     """Whether it can run a U-shape, whose last part, the head, is back at the client."""
+    one_cut_because: ClassVar[str] = "its F-server averages client parts of the same layers"
+    """Why all clients have the same cut; empty where each may have its own."""
+    client_cuts: tuple[str, ...] = ()
+    """The cut of each client, where each has its own."""
+    client_memories: tuple[float, ...] = ()
+    """Bytes of memory of each client, where its cut is to be planned by that."""
     has_s_server: bool = True
     """Whether an S-server holds the server part (not in FedAvg)."""
     stores_uploads: bool = False
@@ -99,6 +107,11 @@ class Algorithm(ABC):
     def reads(cls, path: str) -> bool:
         """Whether a shared option can change a run of this algorithm: `alignment.steps`, `rounds`."""
         return _covers(cls.uses, path) or not _covers(Algorithm.uses, path)
+
+    @property
+    def sends_less(self) -> bool:
+        """Whether a run may send less than its shapes say, because it depends on what was learnt."""
+        return False
 
     def check(self) -> None:
         """Refuse averages and corrections that cannot run together; their bytes can be told all the same."""

@@ -15,6 +15,7 @@ class FedAvg(Algorithm):
     holds = ("client", "server")
     takes_two_cuts = True
     has_s_server = False
+    one_cut_because = "each of its clients holds the whole model"
 
     def local_round(self, client: ClientRole, t: int) -> LocalRound:
         """Ordinary local steps of the whole model; nothing is uploaded before the round ends."""

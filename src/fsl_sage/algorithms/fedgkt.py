@@ -51,6 +51,7 @@ class FedGKT(Algorithm):
     Options = FedGKTOptions
     options: FedGKTOptions
     uses = ("model.auxiliary", "optimizer.auxiliary_weight_decay", "optimizer.server_lr")
+    one_cut_because = "its S-server learns from features of one shape"
     waits = False
     averaged = ()
     own_parts = ("client", "auxiliary")
@@ -99,6 +100,8 @@ class FedGKT(Algorithm):
         client.extra["logits"] = message.parts[LOGITS]["logits"]
 
     def _learn(self, server: SServerRole, t: int, uploads: Sequence[Message]) -> None:
+        if uploads[0].smashed[0].is_meta:  # a dry run: shapes teach nothing
+            return
         z = [torch.cat(tensors) for tensors in zip(*(upload.smashed for upload in uploads), strict=True)]
         target = {name: torch.cat([upload.target[name] for upload in uploads]) for name in uploads[0].target}
         taught = torch.cat([upload.parts[LOGITS]["logits"] for upload in uploads])

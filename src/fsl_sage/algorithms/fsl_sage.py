@@ -23,6 +23,11 @@ class FSLSAGEOptions:
     """The last round T' that may align; required by lazy-fsl-sage."""
     align_rounds: tuple[int, ...] = ()
     """Align in these rounds, instead of every l rounds."""
+    align_when: Literal["due", "drift"] = "due"
+    """drift: align, at most every l rounds, only the auxiliaries whose held-out fidelity has fallen below
+    --align-below."""
+    align_below: float = 0.6
+    """With --align-when drift: the cosine of estimated and true cut gradients below which an auxiliary is aligned."""
     align_at: Literal["end", "start"] = "end"
     """Align after the round's averaging, as in Algorithm 3, or after the clients' first upload; they then wait for the
     auxiliary aligned on it."""
@@ -32,9 +37,16 @@ class FSLSAGEOptions:
     """Let the clients train their auxiliaries on their own loss between alignments, and keep them."""
 
     def __post_init__(self) -> None:
-        check_ranges(self, {"upload_every": WHOLE, "align_every": WHOLE, "align_until": ROUND})
+        below = ("a number from -1 to 1", -1, 1)
+        check_ranges(self, {"upload_every": WHOLE, "align_every": WHOLE, "align_until": ROUND, "align_below": below})
         if any(t < 0 for t in self.align_rounds):
             raise InputError(f"--align-rounds {min(self.align_rounds)} is not possible: give rounds from 0 up.")
+        if self.align_when == "drift" and (self.align_at == "start" or self.align_rounds):
+            other = "--align-at start" if self.align_at == "start" else "--align-rounds"
+            raise InputError(
+                f"--align-when drift cannot run with {other}: which round aligns is known only when it ends. "
+                "Give one of them."
+            )
         if self.align_at == "start" and self.warm_start:
             raise InputError(
                 "--warm-start cannot run with --align-at start: in round 0 the clients would train auxiliaries that "
@@ -54,6 +66,7 @@ class FSLSAGE(Algorithm):
         "align_every": 2,
         "align_rounds": (),
         "align_until": 2,
+        "align_when": "due",
         "warm_start": False,
     }
 
@@ -92,8 +105,26 @@ class FSLSAGE(Algorithm):
 
     def end_of_round(self, server: SServerRole, t: int) -> Iterator[tuple[int, Message]]:
         """Algorithm 3, lines 9-13: align the auxiliary of every client that has alignment data."""
-        if self.aligns(t) and not self.waits_in(t):
+        if self.options.align_when == "drift":
+            if t <= self.align_until:
+                yield from server.align(server.drifted(self.options.align_below, self.align_every))
+        elif self.aligns(t) and not self.waits_in(t):
             yield from server.align(server.remembered())
+
+    @property
+    def sends_less(self) -> bool:
+        """Alignments that are not needed are left out."""
+        return self.options.align_when == "drift"
+
+    def check(self) -> None:
+        """Refuse differences from an auxiliary that the S-server does not know."""
+        super().check()
+        if self.options.local_auxiliary and self.config.codec.word("auxiliary") != "none":
+            raise InputError(
+                f"--codec.auxiliary {self.config.codec.word('auxiliary')} cannot run with --local-auxiliary: what is "
+                "sent is the difference from the auxiliary that the client has, and it trains that itself. Give "
+                "--codec.auxiliary none."
+            )
 
     def on_uploads(self, server: SServerRole, uploads: Mapping[int, Message]) -> dict[int, Message | None]:
         """With --align-at start the first uploads of a round are answered with the auxiliaries aligned on them."""
@@ -124,7 +155,7 @@ class FSLSAGE(Algorithm):
 
 @dataclass(frozen=True)
 class LazyFSLSAGEOptions(FSLSAGEOptions):
-    """Those of FSL-SAGE."""
+    """The options of FSL-SAGE."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -136,6 +167,7 @@ class LazyFSLSAGE(FSLSAGE):
     """FSL-SAGE with T' < T, nothing more."""
 
     title = "Lazy FSL-SAGE"
+    moves_like = "fsl-sage"
     colour = "#56B4E9"
     Options = LazyFSLSAGEOptions
     not_compared = ()

@@ -55,6 +55,8 @@ def find_algorithm(name: str) -> type[Algorithm]:
     kind = import_own(name, "--algorithm")
     if not (isinstance(kind, type) and issubclass(kind, Algorithm)):
         raise InputError(f"--algorithm {name} is not an Algorithm: give a class that derives from fsl_sage.Algorithm.")
+    if missing := sorted(kind.__abstractmethods__):
+        raise InputError(f"--algorithm {name} lacks {' and '.join(missing)}: define it in {kind.__name__}.")
     _check_options(name, kind.Options)
     return kind
 

@@ -11,6 +11,9 @@ from fsl_sage.config import Config, GivenOptions, convert, given_options, option
 from fsl_sage.errors import InputError, nearest
 from fsl_sage.reading import short
 
+CUTS_BY_CLIENT = ("cuts", "client_memories")
+"""Options that give each client a cut of its own. Where they are refused, an algorithm says why."""
+
 
 def option_fields(kind: type[Algorithm]) -> Mapping[str, Field]:
     """An algorithm's own options by name."""
@@ -86,7 +89,8 @@ def refuse_foreign(given: Iterable[str], chosen: Mapping[str, type[Algorithm]], 
             there = sorted({each.name for each in fields(Config)} - {"options"} | own)
             raise InputError(f"'{short(name)}' is not an option{nearest(name, there, '; there are')}")
         where = "In a comparison " if compared and any(name in option_fields(kind) for kind in chosen.values()) else ""
-        raise InputError(f"{where}{option(name)} is an option of {joined(having)}, not of {joined(chosen)}.")
+        why = "".join(f": {kind.one_cut_because}" for kind in chosen.values()) if name in CUTS_BY_CLIENT else ""
+        raise InputError(f"{where}{option(name)} is an option of {joined(having)}, not of {joined(chosen)}{why}.")
 
 
 def joined(names: Iterable[str]) -> str:

@@ -33,6 +33,7 @@ class Relay(SplitFed):
     options: RelayOptions
     own_copy = False
     in_turn = True
+    one_cut_because = "it hands one client part on from turn to turn"
 
     def check(self) -> None:
         """Refuse a new optimizer in every round where its state is handed on."""

@@ -142,7 +142,7 @@ class EvaluateArguments:
     directory: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """The run's directory."""
     data: str | None = None
-    """Another data set, as --data.name names it: its test images, or all of an .npz that has none."""
+    """Another data set, as --data.name names it: its test images, or all of a folder or an .npz that has none."""
     best: bool = False
     """Use the model of the best round (of a run with --keep best)."""
     json: bool = False

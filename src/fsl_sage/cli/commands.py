@@ -26,7 +26,7 @@ from fsl_sage.cli.arguments import (
     SamplesArguments,
     TheoryArguments,
 )
-from fsl_sage.cli.consoles import ERRORS, OUT
+from fsl_sage.cli.consoles import ERRORS, OUT, without_controls
 from fsl_sage.cli.cuts import as_json, print_cuts
 from fsl_sage.cli.parsing import parse, parse_comparison
 from fsl_sage.cli.progress import Progress, print_costs_of_grid
@@ -79,7 +79,8 @@ def predict_command(args: Sequence[str]) -> None:
             print(json.dumps({"file": str(found.file), "classes": likely}))
         else:
             said = ", ".join(f"{name} {probability:.1%}" for name, probability in likely.items())
-            OUT.print(f"{found.file}: {said}", highlight=False, soft_wrap=True, markup=False)
+            line = without_controls(f"{found.file}: {said}".replace("\n", " "))
+            OUT.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 def evaluate_command(args: Sequence[str]) -> None:

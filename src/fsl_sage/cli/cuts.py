@@ -1,6 +1,7 @@
 """The cuts of a model in the terminal and as JSON."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -15,8 +16,13 @@ from fsl_sage.units import bytes_text, operations_text
 
 def print_cuts(console: Console, config: Config, table: Sequence[CutCosts], limits: Limits) -> None:
     """What a cut asks of the two sides, what a round moves there, and the recommendation."""
-    console.print(f"Cuts of {config.model.name}, batch {config.batch_size}, {config.clients} clients.", highlight=False)
+    told = f"Cuts of {config.model.name}, batch {config.batch_size}, {config.clients} clients, {config.algorithm}."
+    console.print(told, highlight=False)
     _print_whole(console, _sizes_table(table, limits))
+    console.print(
+        f"FLOPs and memory: of a step of {config.algorithm}, with all that its client and its S-server hold.",
+        highlight=False,
+    )
     if any(row.revealed is not None for row in table):
         console.print("Reveals: distance correlation of images with what crosses; 1 is the image itself.")
     console.print(
@@ -28,7 +34,7 @@ def print_cuts(console: Console, config: Config, table: Sequence[CutCosts], limi
 
 
 def _print_whole(console: Console, shown: Table) -> None:
-    """A table as wide as it is: a number that is cut off is no number."""
+    """A table in its full width: a number that is cut off would mislead."""
     natural = Measurement.get(console, console.options.update(max_width=10_000), shown).maximum
     for line in console.render_lines(shown, console.options.update(width=natural)):
         console.print(Segments([*line, Segment.line()]), soft_wrap=True)
@@ -42,16 +48,18 @@ def _sizes_table(table: Sequence[CutCosts], limits: Limits) -> Table:
         "sent a\nsample",
         "client\nFLOPs",
         "server\nFLOPs",
+        "client\nmemory",
+        "server\nmemory",
     )
-    shown = _empty_table(*columns, "client\nmemory", "reveals", "fits")
+    shown = _empty_table(*columns, "reveals", "fits")
     for row in table:
         point, obstacles = row.point, row.obstacles(limits)
         shown.add_row(
             point.name,
             operations_text(point.client_parameters),
             *map(bytes_text, (point.client_bytes, point.server_bytes, point.activation_bytes)),
-            *map(operations_text, (point.client_flops, point.server_flops)),
-            bytes_text(point.client_memory),
+            *("-" if step is None else operations_text(step.step_flops) for step in (row.client, row.server)),
+            *("-" if step is None else bytes_text(step.memory) for step in (row.client, row.server)),
             "-" if row.revealed is None else f"{row.revealed:.2f}",
             f"not {', '.join(obstacles)}" if obstacles else "yes",
             style="dim" if obstacles else None,
@@ -85,9 +93,12 @@ def as_json(table: Sequence[CutCosts], limits: Limits, algorithm: str) -> dict[s
             "client_bytes": row.point.client_bytes,
             "server_bytes": row.point.server_bytes,
             "activation_bytes": row.point.activation_bytes,
-            "client_flops": row.point.client_flops,
-            "server_flops": row.point.server_flops,
-            "client_memory": row.point.client_memory,
+            "client_flops": row.client and row.client.step_flops,
+            "server_flops": row.server and row.server.step_flops,
+            "client_memory": row.client and row.client.memory,
+            "server_memory": row.server and row.server.memory,
+            "client_step": row.client and asdict(row.client),
+            "server_step": row.server and asdict(row.server),
             "revealed": row.revealed,
             "round_bytes": row.round_bytes,
             "obstacles": row.obstacles(limits),

@@ -30,7 +30,7 @@ def cuts_figure(path: Path, config: Config, table: Sequence[CutCosts], limits: L
         note = f" recommended: {chosen.point.name} "
         below.annotate(note, (place, 1), xycoords=("data", "axes fraction"), ha=side, va="bottom", fontsize="small")
     figure.suptitle(
-        f"Where to cut {config.model.name} on {config.data.name} "
+        f"Where to cut {config.model.name} on {config.data.name} for {config.algorithm} "
         f"(a step has {config.batch_size} samples, a round {config.clients} clients)"
     )
     image = BytesIO()
@@ -41,14 +41,15 @@ def cuts_figure(path: Path, config: Config, table: Sequence[CutCosts], limits: L
 def _draw_client(axes: Axes, table: Sequence[CutCosts], limits: Limits) -> None:
     """Memory as bars, FLOPs as a line; a cut that does not fit the limits is pale."""
     colours = ["#E3E3E3" if row.obstacles(limits) else "#9CB4CC" for row in table]
-    axes.bar(range(len(table)), [row.point.client_memory / 1e6 for row in table], color=colours)
+    axes.bar(range(len(table)), [row.client.memory / 1e6 if row.client else 0 for row in table], color=colours)
     axes.set_ylabel("client's memory, MB")
     if limits.client_memory is not None:
         _draw_limit(axes, limits.client_memory / 1e6, "limit of memory", "#5B7FA3", "left")
     if "#E3E3E3" in colours:
         axes.set_title("pale: does not fit the limits", loc="left", fontsize="small")
     flops = axes.twinx()
-    flops.plot([row.point.client_flops / 1e9 for row in table], color="#333333", marker="o", markersize=4)
+    operations = [row.client.step_flops / 1e9 if row.client else float("nan") for row in table]
+    flops.plot(operations, color="#333333", marker="o", markersize=4)
     flops.set_ylabel("client's FLOPs, 10⁹ (line)")
     flops.set_ylim(bottom=0)
     if limits.client_flops is not None:

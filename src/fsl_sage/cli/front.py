@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from fsl_sage.cli.consoles import ERRORS, OUT
+from fsl_sage.cli.consoles import ERRORS, OUT, without_controls
 from fsl_sage.cli.stopping import exit_code, stops
 from fsl_sage.config import preset_names
 from fsl_sage.errors import InputError, RunWarning, TrainingError, nearest
@@ -46,7 +46,8 @@ def _print_warnings() -> None:
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
         if issubclass(category, RunWarning):
-            ERRORS.print(f"[bold yellow]fsl-sage:[/] {escape(str(message))}", highlight=False, soft_wrap=True)
+            said = escape(without_controls(str(message)))
+            ERRORS.print(f"[bold yellow]fsl-sage:[/] {said}", highlight=False, soft_wrap=True)
         else:
             usual(message, category, *place, **more)
 
@@ -87,4 +88,4 @@ def _command(name: str) -> Callable[[Sequence[str]], None]:
 
 
 def _complain(said: str) -> None:
-    ERRORS.print(f"[bold red]fsl-sage:[/] {escape(said)}", highlight=False, soft_wrap=True)
+    ERRORS.print(f"[bold red]fsl-sage:[/] {escape(without_controls(said))}", highlight=False, soft_wrap=True)

@@ -108,7 +108,7 @@ class OwnOptions:
                         refuse_foreign([name], self._kinds, compared=self._compared)
 
     def without_commas(self, args: Sequence[str]) -> list[str]:
-        """The same with lists that are joined by commas apart: `--align-rounds 0,1,2` is `--align-rounds 0 1 2`."""
+        """The words, with lists that commas join taken apart: `--align-rounds 0,1,2` is `--align-rounds 0 1 2`."""
         lists = {option(name) for name, hint in self._hints.items() if get_origin(hint) is tuple}
         words: list[str] = []
         for word in args:

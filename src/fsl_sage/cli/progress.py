@@ -12,7 +12,8 @@ from rich.text import Text
 from fsl_sage.cli.report import uncut
 from fsl_sage.compare.grid import Plan
 from fsl_sage.compare.grid_run import GridRun, Watcher
-from fsl_sage.units import gib_text
+from fsl_sage.config import all_options
+from fsl_sage.units import gib_number, gib_text
 from fsl_sage.wire.ledger import GIB
 
 SUMMARY_SECONDS = 30
@@ -98,7 +99,7 @@ def _cells(run: GridRun) -> list[str]:
         f"{run.last['round'] + 1}/{run.plan.config.rounds}",
         run.score.text(run.last.get(run.score.name)),
         run.score.text(run.best_score),
-        f"{run.last['bytes_paper'] / GIB:.3f}",
+        gib_number(run.last["bytes_paper"] / GIB),
     ]
 
 
@@ -121,7 +122,7 @@ def print_costs_of_grid(console: Console, plans: Sequence[Plan], costs: Sequence
         table.add_column(name, justify="right", no_wrap=True)
     for plan, cost in zip(plans, costs, strict=True):
         paper, total = cost["bytes_paper"], cost["bytes_total"]
-        table.add_row(plan.name, f"{cost['rounds']:,}", f"{paper:,}", f"{total:,}", f"{paper / GIB:.3f}")
+        table.add_row(plan.name, f"{cost['rounds']:,}", f"{paper:,}", f"{total:,}", gib_number(paper / GIB))
     uncut(console).print(table)
     paper, total = (sum(cost[name] for cost in costs) for name in ("bytes_paper", "bytes_total"))
     early = [plan.config for plan in plans if plan.config.target_accuracy or plan.config.max_seconds]
@@ -134,7 +135,9 @@ def print_costs_of_grid(console: Console, plans: Sequence[Plan], costs: Sequence
     if whole != paper:
         console.print(f"If whole models travelled, with their frozen weights: {gib_text(whole)}.", highlight=False)
     if any(cost["is_upper_bound"] for cost in costs):
-        console.print(
-            "These are upper bounds, every text at its greatest length: with the texts at hand they are exact.",
-            highlight=False,
-        )
+        why = "every text at its greatest length: with the texts at hand they are exact"
+        if any(plan.config.codec.compresses for plan in plans):
+            why = "for what zstd saves depends on the numbers"
+        elif any(all_options(plan.config.options).get("align_when") == "drift" for plan in plans):
+            why = "for an alignment that is not needed is left out"
+        console.print(f"These are upper bounds, {why}.", highlight=False)

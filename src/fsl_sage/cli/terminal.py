@@ -15,6 +15,7 @@ from rich.table import Table
 from fsl_sage.config import Config, all_options
 from fsl_sage.records.plain_lines import PlainLines, describe, round_cells
 from fsl_sage.records.run_directory import RunDirectory
+from fsl_sage.records.subject import clients_text
 from fsl_sage.records.trackers import Tracker, numbers
 from fsl_sage.units import gib_text
 from fsl_sage.wire.ledger import GIB
@@ -189,7 +190,7 @@ def print_costs(
     every = all_options(config.options).get("upload_every")
     uploads = "" if every is None else f", uploads every {every} steps"
     console.print(
-        f"{what} of a round: {config.model.name} on {config.data.name}, {config.clients} clients, "
+        f"{what} of a round: {config.model.name} on {config.data.name}, {clients_text(config.clients)}, "
         f"batch {config.batch_size}{uploads}.",
         highlight=False,
     )
@@ -200,7 +201,9 @@ def print_costs(
         f"is {once:,} bytes at most.",
         highlight=False,
     )
-    if bound:
+    if bound and config.codec.compresses:
+        console.print("Upper bounds, because what zstd saves depends on the numbers.", highlight=False)
+    elif bound:
         console.print(
             f"Upper bounds, because the texts are not here: each is taken to have {config.data.sequence_length} "
             "tokens. With --data.dir and a tokenizer the figures are exact.",

@@ -11,7 +11,7 @@ from fsl_sage.compare.grid import Plan, make_grid, plan_runs
 from fsl_sage.compare.grid_run import GridRun, Watcher
 from fsl_sage.compare.placement import place
 from fsl_sage.compare.scheduler import locked, prepare, run_grid
-from fsl_sage.config import Config, brings_modules
+from fsl_sage.config import Config, brings_modules, require_config
 from fsl_sage.errors import InputError, TrainingError
 from fsl_sage.experiment import Result
 from fsl_sage.problems.make import named
@@ -69,6 +69,7 @@ def compare(
     Returns:
         The results of the finished runs by name, and the reasons of those that failed.
     """
+    require_config(config, "compare")
     plans = plan_grid(config, algorithms=algorithms, seeds=seeds, alpha=alpha, vary=vary)
     folder = config.out if out is None else Path(out)
     if folder is None:

@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,12 +65,17 @@ def make_grid(
 ) -> Grid:
     """A grid from plain lists; options may be spelled as on the command line, alphas as numbers."""
     return Grid(
-        tuple(algorithms),
-        tuple(seeds),
-        tuple(value if isinstance(value, str) else f"{value:g}" for value in alpha),
-        {option_path(name): tuple(values) for name, values in (vary or {}).items()},
+        several(algorithms),
+        several(seeds),
+        tuple(value if isinstance(value, str) else f"{value:g}" for value in several(alpha)),
+        {option_path(name): several(values) for name, values in (vary or {}).items()},
         tuple(float(value) for value in target),
     )
+
+
+def several(given: Any) -> tuple[Any, ...]:
+    """Values that are given as a list, or one that stands alone: a text is one, and not a row of letters."""
+    return (given,) if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
 
 
 def load_grid(name_or_path: str | Path) -> Grid:

@@ -1,5 +1,6 @@
 """The configuration of a run."""
 
+from fsl_sage.config.codec import CodecConfig, CodecSpec
 from fsl_sage.config.fields import (
     DEFAULTS,
     NO_PART_OF_THE_RESULT,
@@ -12,6 +13,7 @@ from fsl_sage.config.fields import (
     OptimizerConfig,
     brings_modules,
     default_config,
+    require_config,
 )
 from fsl_sage.config.own_options import GivenOptions, all_options, defaults_of, given_options
 from fsl_sage.config.plain import (
@@ -39,6 +41,8 @@ __all__ = [
     "WHOLE",
     "AlignmentConfig",
     "AveragingConfig",
+    "CodecConfig",
+    "CodecSpec",
     "Config",
     "DataConfig",
     "GivenOptions",
@@ -60,6 +64,7 @@ __all__ = [
     "option",
     "preset_names",
     "read_preset",
+    "require_config",
     "respelled",
     "to_dict",
 ]

@@ -5,13 +5,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from fsl_sage.config.codec import CodecConfig
 from fsl_sage.config.own_options import GivenOptions
 from fsl_sage.config.ranges import ABOVE_ZERO, BELOW_ONE, FROM_ZERO, RATE, WHOLE, Range, check_ranges
-from fsl_sage.config.values import settle
+from fsl_sage.config.values import named_fields, settle
 from fsl_sage.errors import InputError
 from fsl_sage.own_modules import is_own
 
 
+@named_fields
 @dataclass(frozen=True)
 class DataConfig:
     """What the clients learn from, and how it is divided among them."""
@@ -22,8 +24,8 @@ class DataConfig:
     dir: Path | None = None
     """Where data sets are kept (else $FSL_SAGE_DATA, else the user's cache directory)."""
     partition: Literal["iid", "dirichlet", "shards", "restaurant", "given"] = "iid"
-    """How the training examples are divided among the clients; restaurant (e2e): all texts on one at one client;
-    given: as the data are, by the folders clients/0, clients/1, … of folder:PATH (which is the default there)."""
+    """How the training examples are divided among the clients. restaurant (e2e): all texts about a restaurant go to one
+    client. given: by the folders clients/0, clients/1, … of folder:PATH, for which it is the default."""
     alpha: float = 1.0
     """Dirichlet parameter, 0.01 to 1e4: the smaller, the more the clients' classes differ."""
     shards_per_client: int = 2
@@ -55,6 +57,7 @@ class DataConfig:
         settle(self, DataConfig, "data.")
 
 
+@named_fields
 @dataclass(frozen=True)
 class ModelConfig:
     """The model, where it is cut, and the auxiliary."""
@@ -85,6 +88,7 @@ class ModelConfig:
         return tuple(name.strip() for name in self.cut.split(",")) if self.cut else ()
 
 
+@named_fields
 @dataclass(frozen=True)
 class LoRAConfig:
     """What is trained of a language model: low-rank adapters; the defaults are those of the LoRA paper for E2E."""
@@ -106,6 +110,7 @@ class LoRAConfig:
         settle(self, LoRAConfig, "lora.")
 
 
+@named_fields
 @dataclass(frozen=True)
 class OptimizerConfig:
     """How clients and S-server take their steps; for texts by default adamw, 2e-4, linearly to 0 after a warm-up."""
@@ -135,6 +140,7 @@ class OptimizerConfig:
         settle(self, OptimizerConfig, "optimizer.")
 
 
+@named_fields
 @dataclass(frozen=True)
 class AlignmentConfig:
     """How the S-server aligns the auxiliaries (fsl-sage)."""
@@ -166,6 +172,7 @@ class AlignmentConfig:
         settle(self, AlignmentConfig, "alignment.")
 
 
+@named_fields
 @dataclass(frozen=True)
 class AveragingConfig:
     """How the F-server makes new weights of the clients', and what keeps the clients together; for every algorithm."""
@@ -210,6 +217,7 @@ class AveragingConfig:
         return self.optimizer in (None, "sgd") and self.rate == 1 and self.momentum == 0
 
 
+@named_fields
 @dataclass(frozen=True)
 class Config:
     """Everything that decides a run."""
@@ -284,6 +292,7 @@ class Config:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     alignment: AlignmentConfig = field(default_factory=AlignmentConfig)
     averaging: AveragingConfig = field(default_factory=AveragingConfig)
+    codec: CodecConfig = field(default_factory=CodecConfig)
 
     options: Any = None
     """The algorithm's own options: its dataclass, or values by name; its defaults if not given."""
@@ -303,6 +312,20 @@ class Config:
             raise InputError("--optimizer.decay 0 is not possible with an exponential schedule: give a number above 0.")
         if self.order == "arrival" and self.engine == "local":
             raise InputError("--order arrival needs clients that really run in parallel: give --engine ray too.")
+
+
+def require_config(given: object, of: str) -> None:
+    """Refuse what is not a Config, where a person may have given its values or a file's name.
+
+    Args:
+        given: What was given.
+        of: The function that it was given to.
+    """
+    if not isinstance(given, Config):
+        raise InputError(
+            f"{of} takes a Config, not a {type(given).__name__}: write {of}(Config(rounds=3, …)), or "
+            f"{of}(load_preset(FILE)) for what stands in a TOML file."
+        )
 
 
 DEFAULTS: dict[str, Callable[[str], Config]] = {}

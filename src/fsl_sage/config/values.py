@@ -1,16 +1,35 @@
 """Values for the fields of a configuration: what fits a field's type, and what can be made to."""
 
 import dataclasses
+import functools
 import numbers
 import types
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from fsl_sage.config.ranges import option
 from fsl_sage.errors import InputError, nearest
 from fsl_sage.reading import short
+
+Kind = TypeVar("Kind")
+
+
+def named_fields(kind: type[Kind]) -> type[Kind]:
+    """A decorator for dataclasses of options: a field's misspelt name is refused with the one that was meant."""
+    make = kind.__init__
+
+    @functools.wraps(make)
+    def checked(self: Kind, *args: Any, **values: Any) -> None:
+        known = [each.name for each in dataclasses.fields(self)]  # type: ignore[arg-type]
+        for name in (name for name in values if name not in known):
+            raise InputError(
+                f"'{short(name)}' is not an option of {kind.__name__}{nearest(name, known, '; there are')}"
+            )
+        make(self, *args, **values)
+
+    kind.__init__ = checked  # type: ignore[assignment, method-assign]
+    return kind
 
 
 def convert(value: Any, hint: Any, path: str) -> Any:
@@ -70,7 +89,7 @@ def settle(holder: Any, kind: type, group: str = "") -> None:
             object.__setattr__(holder, name, _settled(value, hint, group + name))
 
 
-@lru_cache(maxsize=32)
+@functools.lru_cache(maxsize=32)
 def _hints(kind: type) -> dict[str, Any]:
     names = {each.name for each in dataclasses.fields(kind)}
     return {name: hint for name, hint in get_type_hints(kind).items() if name in names}

@@ -98,6 +98,7 @@ def compare(federation: Path, local: Path) -> None:
 
 @contextmanager
 def demo_directory(keep: Path | None) -> Iterator[Path]:
+    """A directory for the files of a demo: the one that is given, or a new one that goes with it."""
     directory = keep or Path(tempfile.mkdtemp(prefix="fsl-sage-demo-"))
     directory.mkdir(parents=True, exist_ok=True)
     try:

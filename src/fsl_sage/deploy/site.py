@@ -14,8 +14,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from fsl_sage.algorithms import make_algorithm
-from fsl_sage.algorithms.base import Algorithm
 from fsl_sage.config import Config
 from fsl_sage.deploy.agreement import Agreement
 from fsl_sage.engines.base import ClientError, Delivery, Setup
@@ -34,7 +32,7 @@ from fsl_sage.records.files import write_json
 from fsl_sage.roles.protocols import Parts
 from fsl_sage.split.plan.split_plan import dtype_of
 from fsl_sage.wire.message import Message, Tensors
-from fsl_sage.wire.paths import below, flat
+from fsl_sage.wire.paths import below, flat, grouped
 
 
 @dataclass(frozen=True)
@@ -116,6 +114,7 @@ class Site:
         node_state.forget_before(assignment.keep)
         kept = node_state.load(assignment.after)
         setup = self._setup(node_state)
+        assignment = decoded(setup, assignment, kept)
         held = self._held(setup, assignment, kept)
         worker = Worker(replace(setup, initial=held))
         mail = {self.client: assignment.mail} if assignment.mail else {}
@@ -131,7 +130,9 @@ class Site:
         )
         if isinstance(outcome, ClientError):
             raise outcome
-        stay = [part for part in held if part not in setup.algorithm.averaged]
+        # What comes anew in every round is not kept, unless it comes as a difference.
+        coded = setup.settings.codecs.published
+        stay = [part for part in held if part not in setup.algorithm.averaged or setup.algorithm.kind(part) in coded]
         node_state.save(
             assignment.round, flat({part: held[part] for part in stay}, "held/") | flat({"state": outcome.state})
         )
@@ -150,9 +151,12 @@ class Site:
     def finish(self, assignment: Assignment) -> None:
         """The run is over: keep the newest weights of what this client holds, drop the states."""
         node_state = self._node_state(assignment)
+        if assignment.foundation is not None:
+            node_state.save_foundation(assignment.foundation)
         kept = node_state.load(assignment.after)
-        algorithm = make_algorithm(self.config)
-        held = {part: self._newest(algorithm, part, assignment, kept) for part in algorithm.holds}
+        setup = self._setup(node_state)
+        assignment = decoded(setup, assignment, kept)
+        held = self._held(setup, assignment, kept)
         node_state.finish({**flat(held), **below("state/own/", kept), **flat(assignment.mail)})
 
     def note_peak(self, run: str, processes: int = 1) -> None:
@@ -192,14 +196,22 @@ class Site:
         """The newest weights of every part that this client holds: what came now, else what came before."""
         held = {}
         for part in setup.algorithm.holds:
-            tensors = self._newest(setup.algorithm, part, assignment, kept)
+            waiting = assignment.mail.get(setup.algorithm.kind(part), {})
+            tensors = assignment.held.get(part) or below(f"held/{part}/", kept) or waiting
             names = setup.initial[part].keys()
             if tensors.keys() != names:
                 raise InputError(f"The weights of the part '{part}' neither came with the message nor are they here.")
             held[part] = {name: tensors[name].to(setup.settings.device) for name in names}
         return held
 
-    @staticmethod
-    def _newest(algorithm: Algorithm, part: str, assignment: Assignment, kept: Tensors) -> Tensors:
-        waiting = assignment.mail.get(algorithm.kind(part), {})
-        return dict(assignment.held.get(part) or below(f"held/{part}/", kept) or waiting)
+
+def decoded(setup: Setup, assignment: Assignment, kept: Tensors) -> Assignment:
+    """The assignment with weights and messages in the place of coded differences from what this site has kept."""
+    codecs = setup.settings.codecs.published
+    had = {part: below(f"held/{part}/", kept) or setup.initial[part] for part in setup.algorithm.holds}
+    held, mail = dict(assignment.held), dict(assignment.mail)
+    for kind, change in assignment.changes.items():
+        held |= grouped(codecs[kind].decode(change, flat(had)))
+    for kind, change in assignment.mail_changes.items():
+        mail[kind] = codecs[kind].decode(change, {**had[kind], **below(f"state/own/{kind}/", kept)})
+    return replace(assignment, held=held, mail=mail, changes={}, mail_changes={})

@@ -1,21 +1,23 @@
 """What an engine does: it runs the roles and carries their messages. It does not know which algorithm it runs."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from torch import Tensor, nn
 
 from fsl_sage.algorithms.base import Algorithm, LocalRound
 from fsl_sage.alignment.fidelity import Fidelity
-from fsl_sage.errors import TrainingError
+from fsl_sage.errors import InputError, TrainingError
 from fsl_sage.roles.corrections import renew_controls
 from fsl_sage.roles.footprint import Footprint
 from fsl_sage.roles.protocols import ClientRole, Parts, Update
 from fsl_sage.roles.work import Settings
+from fsl_sage.wire.ends import ClientEnd
 from fsl_sage.wire.link import Link
 from fsl_sage.wire.message import CONTROL, Message, Tensors
+from fsl_sage.wire.post import INITIAL, Renewal
 
 Uploads = dict[int, Message]
 """Uploads of one step by client."""
@@ -38,6 +40,29 @@ class Setup:
     """For each client, the indices of its examples."""
     client_weights: Sequence[float]
     """How much each client counts in an average."""
+    cuts: Sequence[str] = ()
+    """Where each client has a cut of its own, that of each. `modules` and `initial` are then at the deepest one."""
+    at_cut: Mapping[str, Mapping[str, nn.Module]] = field(default_factory=dict)
+    """By cut, from the shallowest to the deepest, client and server part; empty where all clients have one."""
+
+    def held_by(self, client: int) -> Mapping[str, nn.Module]:
+        """The parts that a client holds."""
+        own = self.at_cut[self.cuts[client]] if self.cuts else self.modules
+        return {part: own[part] for part in self.algorithm.holds}
+
+    def initial_of(self, client: int, part: str) -> Tensors:
+        """The initial weights of a part that a client holds."""
+        if not self.cuts:
+            return dict(self.initial[part])
+        names = self.held_by(client)[part].state_dict()
+        return {name: tensor for name, tensor in self.initial[part].items() if name in names}
+
+    def at_s_server(self) -> Mapping[str, nn.Module]:
+        """The modules of the S-server: x_s from the shallowest cut on, and under each cut's name what follows it."""
+        if not self.cuts:
+            return {"server": self.modules["server"]}
+        servers = {cut: parts["server"] for cut, parts in self.at_cut.items()}
+        return {"server": next(iter(servers.values())), **servers}
 
 
 @dataclass(frozen=True)
@@ -55,6 +80,12 @@ class Delivery:
     parts since an earlier round is older."""
     measured: int | None = None
     """The client whose first step is measured."""
+    version: int = INITIAL
+    """Of the averaged weights."""
+    renewal: Renewal = field(default_factory=Renewal)
+    """How the averaged weights are sent, where they are coded; `received` is what clients decode."""
+    changes: Mapping[int, Mapping[str, Tensors]] = field(default_factory=dict)
+    """By client, what is sent in the place of its mail, where that is coded; `mail` is what the client decodes."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +123,10 @@ class Server(Protocol):
     @abstractmethod
     def set_auxiliary(self, tensors: Tensors) -> None:
         """Tell it of an auxiliary that the F-server has averaged."""
+
+    @abstractmethod
+    def take(self, tensors: Tensors) -> None:
+        """Put weights that the F-server has averaged into x_s, where it has weights of these names."""
 
     @abstractmethod
     def end_of_round(self, t: int) -> list[tuple[int, Message]]:
@@ -174,6 +209,17 @@ class Engine(ABC):
         """Release threads and processes."""
 
 
+def begun(algorithm: Algorithm, client: ClientRole, t: int) -> LocalRound:
+    """A client's local round, which is a generator."""
+    local_round = algorithm.local_round(client, t)
+    if not hasattr(local_round, "send"):
+        raise InputError(
+            f"local_round of {type(algorithm).__name__} gave a {type(local_round).__name__}: it must be a generator. "
+            "If it uploads nothing, let it end with 'yield from ()'."
+        )
+    return local_round
+
+
 def advance(local_round: LocalRound, reply: Message | None) -> Message | None:
     """A local round on to its next upload; None when it is over."""
     try:
@@ -189,6 +235,18 @@ def sent_along(setup: Setup, client: ClientRole, t: int) -> dict[str, Tensors]:
         always = setup.algorithm.averaged
         extra[CONTROL] = renew_controls(client, [part for part in setup.algorithm.averaged_in(t) if part in always])
     return extra
+
+
+def coded_update(setup: Setup, end: ClientEnd, update: Update, received: Parts) -> Update:
+    """An update as it travels: the difference from the weights that the client has got."""
+    return replace(
+        update, parts=end.update(update.parts, known_weights(setup, update.parts, received), setup.settings.trained)
+    )
+
+
+def known_weights(setup: Setup, parts: Iterable[str], averaged: Parts) -> dict[str, Tensors]:
+    """What client and F-server both have of these parts before a round: the average, or the weights before any."""
+    return {part: {**setup.initial[part], **averaged.get(part, {})} for part in parts}
 
 
 class Failures:

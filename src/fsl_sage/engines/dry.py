@@ -13,17 +13,20 @@ from torch import Tensor, nn
 
 from fsl_sage.alignment.fidelity import Fidelity
 from fsl_sage.alignment.passes import Smash
-from fsl_sage.engines.base import Delivery, Engine, Replies, Setup, advance, sent_along
+from fsl_sage.engines.base import Delivery, Engine, Replies, Setup, advance, begun, coded_update, sent_along
 from fsl_sage.engines.server import HostedServer, NoServer
 from fsl_sage.optimizers import state_shapes
 from fsl_sage.problems.base import Batch
 from fsl_sage.roles.client import chosen_steps, local_batch_sizes, local_order
 from fsl_sage.roles.footprint import Footprint
 from fsl_sage.roles.protocols import ClientRole, Parts, SServerRole, Update
+from fsl_sage.roles.replica import Slots
+from fsl_sage.roles.s_server import aligned_auxiliary
 from fsl_sage.roles.work import boundary
 from fsl_sage.split import boundary_shapes
+from fsl_sage.wire.ends import ClientEnd
 from fsl_sage.wire.link import Link
-from fsl_sage.wire.message import AUXILIARY, Message, Tensors
+from fsl_sage.wire.message import Message, Tensors
 
 Shapes = tuple[torch.Size, ...]
 """Of a batch's inputs."""
@@ -49,8 +52,11 @@ class Outputs:
 class DryEngine(Engine):
     """Modules and tensors on the meta device: shapes without numbers."""
 
-    def __init__(self, setup: Setup, smashed: dict[Shapes, Smash] | None = None) -> None:
-        """`smashed`, by the inputs' shapes, is filled; setups that differ in the algorithm alone may share it."""
+    def __init__(self, setup: Setup, smashed: dict[tuple[str, Shapes], Smash] | None = None) -> None:
+        """`smashed`, by the client's own cut and the inputs' shapes, is filled.
+
+        Setups that differ in the algorithm alone may share it.
+        """
         self.setup = setup
         self.outputs = Outputs(setup)
         has_s_server = setup.algorithm.has_s_server
@@ -64,13 +70,14 @@ class DryEngine(Engine):
         """Every client's local round, step by step together; the contents of replies are made up."""
         self._server.begin(t)
         players = {id: DryClient(id, self, delivery, self._extras.setdefault(id, {})) for id in clients}
-        rounds = {id: self.setup.algorithm.local_round(player, t) for id, player in players.items()}
+        rounds = {id: begun(self.setup.algorithm, player, t) for id, player in players.items()}
+        ends = {id: self._end(t, player) for id, player in players.items()}
         replies: Replies = dict.fromkeys(clients)
         while replies:
             uploads = {
-                id: _of_step(upload, players[id])
+                id: _sent(upload, players[id], ends[id])
                 for id, reply in replies.items()
-                if (upload := advance(rounds[id], reply)) is not None
+                if (upload := advance(rounds[id], ends[id].receive(reply))) is not None
             }
             replies = self._server.exchange(uploads, link)
         return [self._update(t, players[id]) for id in clients]
@@ -78,16 +85,22 @@ class DryEngine(Engine):
     def uploads(self, t: int, id: int) -> list[Message]:
         """What a client that does not wait uploads in round t, as shapes."""
         client = DryClient(id, self, Delivery(self.setup.initial, {}))
-        return [_of_step(upload, client) for upload in self.setup.algorithm.local_round(client, t)]
+        end = self._end(t, client)
+        return [_sent(upload, client, end) for upload in begun(self.setup.algorithm, client, t)]
 
     def update(self, t: int, id: int) -> Update:
         """What a client brings to the F-server after round t, as shapes."""
         return self._update(t, DryClient(id, self, Delivery(self.setup.initial, {})))
 
     def _update(self, t: int, client: "DryClient") -> Update:
-        settings, initial, algorithm = self.setup.settings, self.setup.initial, self.setup.algorithm
-        parts = {part: settings.travelling(part, initial[part]) for part in algorithm.averaged_in(t)}
-        return Update(client.id, parts, extra=sent_along(self.setup, client, t))
+        setup = self.setup
+        own = {part: setup.initial_of(client.id, part) for part in setup.algorithm.averaged_in(t)}
+        parts = {part: setup.settings.travelling(part, tensors) for part, tensors in own.items()}
+        update = Update(client.id, parts, extra=sent_along(setup, client, t))
+        return coded_update(setup, self._end(t, client), update, {})
+
+    def _end(self, t: int, client: "DryClient") -> ClientEnd:
+        return ClientEnd(self.setup.settings.codecs, client.id, t, {}, len(client.examples))
 
     def order(self, t: int, id: int) -> Iterator[Tensor]:
         """For each local step, which examples a client takes; where no data is known, only how many."""
@@ -108,13 +121,14 @@ class DryEngine(Engine):
     def _batch(self, indices: Tensor) -> Batch:
         return self.setup.settings.task.training_batch(indices, torch.Generator())
 
-    def smashed(self, batch: Batch) -> Smash:
-        """The boundary tensors of a batch, as shapes."""
+    def smashed(self, client: int, batch: Batch) -> Smash:
+        """The boundary tensors of a client's batch, as shapes."""
         inputs = batch.inputs if isinstance(batch.inputs, Mapping) else {"": batch.inputs}
-        key = tuple(tensor.shape for tensor in inputs.values())
+        cut = self.setup.cuts[client] if self.setup.cuts else ""
+        key = cut, tuple(tensor.shape for tensor in inputs.values())
         if key not in self._smashed:
             with self.setup.settings.passes.autocast():
-                self._smashed[key] = boundary_shapes(self.setup.modules["client"], batch.inputs)
+                self._smashed[key] = boundary_shapes(self.setup.held_by(client)["client"], batch.inputs)
         return self._smashed[key]
 
     def trained_weights(self, t: int) -> int:
@@ -141,9 +155,9 @@ class DryEngine(Engine):
         """Nothing to release."""
 
 
-def _of_step(upload: Message, client: "DryClient") -> Message:
-    """An upload that says of which local step it is."""
-    return replace(upload, values={**upload.values, "step": client.step_index})
+def _sent(upload: Message, client: "DryClient", end: ClientEnd) -> Message:
+    """An upload as it travels, which says of which local step it is."""
+    return end.send(replace(upload, values={**upload.values, "step": client.step_index}), client.places)
 
 
 class DryClient(ClientRole):
@@ -156,6 +170,7 @@ class DryClient(ClientRole):
         self.extra = {} if extra is None else extra
         self.lr_used = 0.0
         self.round = self.step_index = -1
+        self.places: Tensor | None = None
         self.examples = engine.setup.examples[id]
         self._engine = engine
 
@@ -163,18 +178,18 @@ class DryClient(ClientRole):
         """Batches of the right sizes."""
         self.round = t
         for step, indices in chosen_steps(self._engine.order(t, self.id), steps):
-            self.step_index = step
+            self.step_index, self.places = step, torch.empty_like(indices, device="meta")
             yield replace(self._engine.batch(indices), examples=indices)
 
     def own_examples(self) -> Iterator[Batch]:
         """Batches of the right sizes."""
         for chosen in torch.split(self.examples, self._engine.setup.settings.config.batch_size):
-            self.step_index += 1
+            self.step_index, self.places = self.step_index + 1, torch.empty_like(chosen, device="meta")
             yield replace(self._engine.batch(chosen), examples=chosen)
 
     def forward(self, batch: Batch) -> Smash:
         """The boundary of a batch."""
-        return self._engine.smashed(batch)
+        return self._engine.smashed(self.id, batch)
 
     def output(self, part: str, *inputs: Tensor) -> Any:
         """What the part's module gives for shapes."""
@@ -236,7 +251,8 @@ class DryClient(ClientRole):
     def parameters(self, part: str) -> Mapping[str, Tensor]:
         """Shapes of the trained weights, with gradients of the same shapes."""
         setup = self._engine.setup
-        named = {name: p for name, p in setup.modules[part].named_parameters() if name in setup.initial[part]}
+        own = setup.held_by(self.id)[part].named_parameters()
+        named = {name: p for name, p in own if name in setup.initial[part]}
         return {name: _with_gradient(parameter) for name, parameter in named.items() if parameter.requires_grad}
 
     def replace(self, part: str, tensors: Tensors) -> None:
@@ -267,9 +283,11 @@ class DrySServer(SServerRole):
         self.client_weights = setup.client_weights
         self._aligned = False
         self._remembered: set[int] = set()
+        self._settings = setup.settings
         self._config = setup.settings.config
         self._initial = setup.initial
         self._module = setup.modules["server"]
+        self._weights = Slots(setup.at_s_server()["server"]).tensors() if setup.cuts else setup.initial["server"]
         self._open: dict[int, Smash] = {}
         self._kept: dict[int, list[Message]] = {}
         self._outputs = Outputs(setup)
@@ -348,18 +366,29 @@ class DrySServer(SServerRole):
         """The clients that have uploaded, in order."""
         return sorted(self._remembered)
 
+    def drifted(self, below: float, every: int) -> list[int]:
+        """As often as can be: what is not known is taken to have drifted."""
+        return self.remembered() if self.round % every == 0 else []
+
     def align(self, clients: Iterable[int]) -> Iterator[tuple[int, Message]]:
         """Auxiliaries of the right size."""
+        if not (clients := list(clients)):
+            return iter(())
         self._aligned = True
         receivers = range(self._config.clients) if self._config.alignment.scope == "pooled" else clients
-        return ((client, Message({AUXILIARY: self._initial["auxiliary"]})) for client in receivers)
+        auxiliary = self._initial["auxiliary"]
+        message = aligned_auxiliary(self._settings, -1, self.round, auxiliary, auxiliary)
+        return ((client, message) for client in receivers)
 
     def set_auxiliary(self, tensors: Tensors) -> None:
         """Sizes stay."""
 
+    def set_weights(self, tensors: Tensors) -> None:
+        """Shapes stay."""
+
     def weights(self) -> Tensors:
         """Shapes."""
-        return self._initial["server"]
+        return dict(self._weights)
 
     def recalibrated(self) -> Tensors:
         """Shapes."""

@@ -12,9 +12,15 @@ from fsl_sage.roles.protocols import Parts, SServerRole
 from fsl_sage.roles.s_server import SServer
 from fsl_sage.roles.server_jobs import SpreadOver
 from fsl_sage.roles.work import Workbench
+from fsl_sage.wire.ends import ServerEnd
 from fsl_sage.wire.link import Link
 from fsl_sage.wire.message import Message, Tensors
 from fsl_sage.wire.paths import below, by_client, flat
+
+CODEC = "codec"
+"""Before the paths of what the codecs remember, in the state of the S-server."""
+CACHE_BYTES = "codec_cache_bytes"
+"""Among the S-server's remarks: bytes of activations that it remembers for its codec."""
 
 
 class HostedServer(Server):
@@ -23,15 +29,20 @@ class HostedServer(Server):
     def __init__(self, setup: Setup, role: SServerRole) -> None:
         self.role = role
         self._algorithm = setup.algorithm
+        examples = [len(own) for own in setup.examples]
+        may_drop = setup.settings.config.on_client_failure == "drop"
+        self._end = ServerEnd(setup.settings.codecs, examples, may_drop=may_drop)
 
     @classmethod
     def training(cls, setup: Setup, spread: SpreadOver) -> "HostedServer":
         """One that computes; `spread` shares out what may be done side by side."""
-        bench = Workbench({"server": setup.modules["server"]})
-        return cls(setup, SServer(setup.settings, bench, setup.initial, setup.client_weights, spread))
+        bench = Workbench(setup.at_s_server())
+        initial = {**setup.initial, "server": bench.slots["server"].tensors()} if setup.cuts else setup.initial
+        return cls(setup, SServer(setup.settings, bench, initial, setup.client_weights, spread, setup.cuts))
 
     def begin(self, t: int) -> None:
-        """Round t starts."""
+        """Round t starts, or another group of its clients."""
+        self._end.begin()
         self.role.begin(t)
 
     def exchange(self, uploads: Uploads, link: Link) -> Replies:
@@ -39,18 +50,28 @@ class HostedServer(Server):
         if not uploads:
             return {}
         t = self.role.round
-        arrived = {id: link.up(t, id, upload) for id, upload in uploads.items()}
+        arrived = {id: self._end.receive(id, link.up(t, id, upload)) for id, upload in uploads.items()}
         with self.role.watched():
             replies = self._algorithm.on_uploads(self.role, arrived)
-        return {id: reply if reply is None else link.down(t, id, reply) for id, reply in replies.items()}
+        sent: Replies = {}
+        for id, reply in replies.items():
+            step = int(uploads[id].values["step"])
+            sent[id] = reply if reply is None else link.down(t, id, self._end.send(t, id, step, reply))
+        return sent
 
     def drop(self, client: int) -> None:
         """A client has failed in this round."""
+        self._end.drop(client)
         self.role.drop(client)
 
     def set_auxiliary(self, tensors: Tensors) -> None:
         """An auxiliary that the F-server has averaged."""
         self.role.set_auxiliary(tensors)
+
+    def take(self, tensors: Tensors) -> None:
+        """Weights that the F-server has averaged."""
+        own = self.role.weights()
+        self.role.set_weights({**own, **{name: x for name, x in tensors.items() if name in own}})
 
     def end_of_round(self, t: int) -> list[tuple[int, Message]]:
         """Alignment, where the algorithm has one, and what the S-server has left for clients during the round."""
@@ -59,8 +80,8 @@ class HostedServer(Server):
         return [*messages, *self.role.left]
 
     def remarks(self) -> dict[str, Any]:
-        """Whether an auxiliary was aligned in this round, and why others were not."""
-        return self.role.remarks()
+        """Whether an auxiliary was aligned in this round, why others were not, and what the codecs remember."""
+        return {**self.role.remarks(), **({CACHE_BYTES: memory} if (memory := self._end.memory()) else {})}
 
     def fidelity(self, *, seen: bool = False) -> Fidelity | None:
         """On newest uploads that the last alignment has not seen, or on those that it has."""
@@ -84,10 +105,11 @@ class HostedServer(Server):
 
     def state(self) -> Tensors:
         """A flat dict; between rounds."""
-        return self.role.state()
+        return {**self.role.state(), **flat({CODEC: self._end.state()})}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `state` returned."""
+        self._end.load_state(below(f"{CODEC}/", state))
         self.role.load_state(state)
 
 
@@ -107,6 +129,9 @@ class NoServer(Server):
 
     def set_auxiliary(self, tensors: Tensors) -> None:
         """Nobody to tell."""
+
+    def take(self, tensors: Tensors) -> None:
+        """No model."""
 
     def end_of_round(self, t: int) -> list[tuple[int, Message]]:
         """No messages."""

@@ -11,15 +11,28 @@ import torch
 from torch import Tensor
 
 from fsl_sage.activity import now
-from fsl_sage.engines.base import REMEDY, ClientError, Delivery, Outcome, Setup, advance, sent_along
+from fsl_sage.engines.base import (
+    REMEDY,
+    ClientError,
+    Delivery,
+    Outcome,
+    Setup,
+    advance,
+    begun,
+    coded_update,
+    sent_along,
+)
+from fsl_sage.errors import InputError, described
 from fsl_sage.precision import all_finite
 from fsl_sage.roles.client import Client
 from fsl_sage.roles.protocols import Parts, Update
 from fsl_sage.roles.replica import Replica
 from fsl_sage.roles.server_jobs import SpreadOver
 from fsl_sage.roles.work import Chain, Settings, Workbench, boundary, mean_loss
+from fsl_sage.wire.codecs import CodecError
+from fsl_sage.wire.ends import ClientEnd
 from fsl_sage.wire.message import Message, Tensors
-from fsl_sage.wire.paths import flat
+from fsl_sage.wire.paths import below, flat
 
 Conversation = Callable[[Message | None], Message | Outcome | ClientError]
 """A client's round: called with the reply to its last upload, it answers with the next, and at last how it ended."""
@@ -31,6 +44,7 @@ class Worker:
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         self.workbench = Workbench(setup.modules)
+        self._at_cut = {cut: Workbench({"client": parts["client"]}) for cut, parts in setup.at_cut.items()}
 
     def converse(self, t: int, id: int, state: Mapping[str, Tensor], delivery: Delivery) -> Conversation:
         """A client's round, ready to start. Whatever its code raises becomes its outcome."""
@@ -41,10 +55,10 @@ class Worker:
                 return conversation.send(reply)
             except StopIteration as end:
                 return end.value
-            except DivergedError as error:
+            except (DivergedError, CodecError, InputError) as error:
                 return ClientError(id, t, str(error))
             except Exception as error:
-                failure = ClientError(id, t, f"{type(error).__name__}: {error}")
+                failure = ClientError(id, t, described(error))
                 failure.add_note("".join(traceback.format_exception(error)))
                 return failure
 
@@ -63,7 +77,8 @@ class Worker:
         self, t: int, id: int, state: Mapping[str, Tensor], delivery: Delivery
     ) -> Generator[Message, Message | None, Outcome]:
         client = self._client(t, id, state, delivery)
-        local_round = self.setup.algorithm.local_round(client, t)
+        end = ClientEnd(self.setup.settings.codecs, id, t, below("codec/", state), len(client.examples))
+        local_round = begun(self.setup.algorithm, client, t)
         reply: Message | None = None
         while True:
             with client.meter.watching() if delivery.measured == id else nullcontext():
@@ -71,24 +86,28 @@ class Worker:
             if upload is None:
                 break
             # An upload says of which local step it is: the S-server's learning rate goes by it.
-            reply = yield replace(upload, values={**upload.values, "step": client.step_index})
+            upload = replace(upload, values={**upload.values, "step": client.step_index})
+            sent = yield end.send(upload, client.places)
+            reply = end.receive(sent)
         averaged = self.setup.algorithm.averaged_in(t)
         losses = {"client_loss": mean_loss(client.losses)} if client.losses else {}
         update = Update(
             id, client.upload(averaged), losses, sent_along(self.setup, client, t), footprint=client.footprint()
         )
         check_finite(update)
-        return Outcome(update, client.state(averaged))
+        update = coded_update(self.setup, end, update, delivery.received)
+        return Outcome(update, client.state(averaged) | flat({"codec": end.state()}))
 
     def _client(self, t: int, id: int, state: Mapping[str, Tensor], delivery: Delivery) -> Client:
         setup = self.setup
+        workbench = self._at_cut[setup.cuts[id]] if setup.cuts else self.workbench
         client = Client(
             id,
             setup.examples[id],
             setup.settings,
-            self.workbench,
+            workbench,
             received=delivery.received,
-            initial={part: setup.initial[part] for part in setup.algorithm.holds},
+            initial={part: workbench.slots[part].only(setup.initial[part]) for part in setup.algorithm.holds},
             state=self._without_older(state, delivery.received) if id in delivery.renewed else state,
             trains=setup.algorithm.trained_in(t),
             received_extra=delivery.extra,
@@ -105,7 +124,7 @@ class Worker:
 
 
 class DivergedError(Exception):
-    """A client's numbers that must go no further."""
+    """Numbers of a client that must not be used."""
 
 
 def check_finite(update: Update) -> None:
@@ -137,5 +156,5 @@ def _score(workbench: Workbench, settings: Settings, parts: Parts, index: int) -
 
 
 def copied(tensors: Mapping[str, Any]) -> Tensors:
-    """Tensors of one's own, to be written on."""
+    """Copies of these tensors, which may be written to."""
     return {name: tensor.clone() for name, tensor in tensors.items()}

@@ -7,14 +7,17 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Parameter
 
+from fsl_sage.algorithms import find_algorithm
 from fsl_sage.config import Config
 from fsl_sage.errors import InputError
 from fsl_sage.experiment.costs import cost
+from fsl_sage.experiment.planning import Planner, plan_of
 from fsl_sage.experiment.revealing import revealed
 from fsl_sage.models import is_language_model, is_trained_in_auxiliary, statistics_names, usual_auxiliary
 from fsl_sage.problems.images.problem import ImageProblem
 from fsl_sage.problems.make import make_dry_problem
 from fsl_sage.problems.parts import META, build_model
+from fsl_sage.roles.footprint import Footprint
 from fsl_sage.split import Analysis, AuxiliaryStates, CutPoint, SplitError, cut_points_of
 from fsl_sage.units import bytes_text
 from fsl_sage.wire.message import ACTIVATIONS, AUXILIARY, CLIENT_MODEL, CUT_GRADIENTS, DECODER, nbytes
@@ -43,6 +46,10 @@ class CutCosts:
     """Bytes that one client sends in a round of the configured algorithm."""
     revealed: float | None = None
     """The distance correlation of images with what crosses, 0 to 1; None where the model takes no images."""
+    client: Footprint | None = None
+    """What a step of a client of the configured algorithm takes; None where the cut allows no such auxiliary."""
+    server: Footprint | None = None
+    """The same of the S-server; None also where the algorithm has none."""
 
     def weighed(self, algorithm: str) -> float:
         """The bytes of a round, the more the more the cut reveals: over 1 - the distance correlation."""
@@ -51,9 +58,9 @@ class CutCosts:
     def obstacles(self, limits: Limits) -> list[str]:
         """The limits that this cut exceeds: memory, uplink, FLOPs."""
         wanted = {
-            "memory": (self.point.client_memory, limits.client_memory),
+            "memory": (self.client.memory if self.client else None, limits.client_memory),
             "uplink": (self.sent, limits.uplink),
-            "FLOPs": (self.point.client_flops, limits.client_flops),
+            "FLOPs": (self.client.step_flops if self.client else None, limits.client_flops),
         }
         return [name for name, (need, limit) in wanted.items() if limit is not None and (need is None or need > limit)]
 
@@ -66,16 +73,17 @@ def cuts_of(config: Config) -> list[CutCosts]:
     problem = make_dry_problem(config)
     model = build_model(config, problem, META)
     analysis = Analysis(model, problem.largest_example(config.batch_size, META))
-    points = cut_points_of(analysis)
-    if not points:
+    if not analysis.cut_names:
         raise InputError(
             f"--model.name {config.model.name} cannot be cut anywhere: its parameters are all in one module."
         )
-    if config.model.cut is not None and config.model.cut not in {point.name for point in points}:
-        raise InputError(
-            f"--model.cut {config.model.cut} is not a cut of {config.model.name}: give one of {_names(points)}."
-        )
-    travelling = _Travelling(config, analysis)
+    if config.model.cut is not None and config.model.cut not in analysis.cut_names:
+        names = ", ".join(analysis.cut_names)
+        raise InputError(f"--model.cut {config.model.cut} is not a cut of {config.model.name}: give one of {names}.")
+    auxiliaries = AuxiliaryStates(analysis, config.model.auxiliary or usual_auxiliary(model))
+    planner = Planner(config, problem, analysis, auxiliaries)
+    points = cut_points_of(analysis, planner.step)
+    travelling = _Travelling(config, analysis, auxiliaries)
     travels = {point.name: travelling.at(point) for point in points}
     # A round's bytes of each kind are in proportion to what travels, so the ledger of one cut where all kinds do, if
     # there is one, gives those of all cuts.
@@ -83,7 +91,12 @@ def cuts_of(config: Config) -> list[CutCosts]:
     costs = _without_decoders(config, cost(replace(config, model=replace(config.model, cut=known))))
     reveals = revealed(config, problem, points) if isinstance(problem, ImageProblem) else {}
     rows = [_costs_at(config, costs, point, travels[point.name], travels[known]) for point in points]
-    return [replace(row, revealed=reveals.get(row.point.name)) for row in rows]
+    plan = plan_of(config, problem, known)
+    planned = [planner.at(plan, point.name) for point in points]
+    return [
+        replace(row, revealed=reveals.get(row.point.name), client=steps.get("client"), server=steps.get("server"))
+        for row, steps in zip(rows, planned, strict=True)
+    ]
 
 
 def _without_decoders(config: Config, costs: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -100,9 +113,9 @@ def _without_decoders(config: Config, costs: dict[str, dict[str, Any]]) -> dict[
 class _Travelling:
     """The bytes of what travels, by the ledger's kinds; only those that depend on the cut."""
 
-    def __init__(self, config: Config, analysis: Analysis) -> None:
+    def __init__(self, config: Config, analysis: Analysis, auxiliaries: AuxiliaryStates) -> None:
         self._analysis = analysis
-        self._auxiliaries = AuxiliaryStates(analysis, config.model.auxiliary or usual_auxiliary(analysis.model))
+        self._auxiliaries = auxiliaries
         self._config = config
         local = config.model.batch_norm == "local"
         self._stays = statistics_names(analysis.model) if local else frozenset()
@@ -138,10 +151,6 @@ class _Travelling:
         return sum(tensor.numel() * tensor.element_size() for tensor in unique.values())
 
 
-def _names(points: Sequence[CutPoint]) -> str:
-    return ", ".join(point.name for point in points)
-
-
 def _costs_at(
     config: Config,
     costs: dict[str, dict[str, Any]],
@@ -169,9 +178,9 @@ def _costs_at(
         return total
 
     both = ("up", "down")
-    by_algorithm = {name: scaled(row["by_kind"], both) for name, row in costs.items() if name != "lazy-fsl-sage"}
+    by_algorithm = {name: scaled(row["by_kind"], both) for name, row in costs.items() if _column(name) == name}
     if here[AUXILIARY] is None:
-        by_algorithm["fsl-sage"] = None
+        by_algorithm |= {name: None for name in by_algorithm if "auxiliary" in find_algorithm(name).holds}
     sent = scaled(costs[config.algorithm]["by_kind"], ("up",))
     cohort = max(1, round(config.cohort * config.clients))
     return CutCosts(point, by_algorithm, None if sent is None else sent // cohort)
@@ -183,11 +192,15 @@ def best(cuts: Sequence[CutCosts], limits: Limits, algorithm: str) -> CutCosts |
     Among equals it is the one with the fewest client FLOPs.
     """
     fitting = [each for each in _possible(cuts, algorithm) if not each.obstacles(limits)]
-    return min(fitting, key=lambda each: (each.weighed(algorithm), each.point.client_flops), default=None)
+    return min(fitting, key=lambda each: (each.weighed(algorithm), _flops(each)), default=None)
+
+
+def _flops(costs: CutCosts) -> int:
+    return costs.client.step_flops if costs.client else 0
 
 
 def _column(algorithm: str) -> str:
-    return "fsl-sage" if algorithm == "lazy-fsl-sage" else algorithm
+    return find_algorithm(algorithm).moves_like or algorithm
 
 
 def _possible(cuts: Sequence[CutCosts], algorithm: str) -> list[CutCosts]:
@@ -210,9 +223,13 @@ def recommend(cuts: Sequence[CutCosts], limits: Limits, algorithm: str) -> str:
     reveals = "" if chosen.revealed is None else f" It reveals {chosen.revealed:.2f} of 1."
     return (
         f"Recommended: {chosen.point.name}. {among} a round of {algorithm} moves the fewest bytes there{weighed}: "
-        f"{bytes_text(moved)}; a client's step needs {bytes_text(chosen.point.client_memory)} of memory."
+        f"{bytes_text(moved)}; a client's step needs {_memory(chosen)} of memory."
         f"{reveals}{_without_auxiliary(cuts, algorithm)}"
     )
+
+
+def _memory(costs: CutCosts) -> str:
+    return bytes_text(costs.client.memory) if costs.client else "an unknown amount"
 
 
 def _without_auxiliary(cuts: Sequence[CutCosts], algorithm: str) -> str:

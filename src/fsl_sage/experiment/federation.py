@@ -1,7 +1,7 @@
-"""The roles of a run together, and a round of theirs."""
+"""The roles of a run together, and the round that they play."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import numpy as np
@@ -9,8 +9,8 @@ import numpy as np
 from fsl_sage.activity import now
 from fsl_sage.alignment.fidelity import Fidelity
 from fsl_sage.config import Config
-from fsl_sage.engines.base import REMEDY, Delivery, Engine, Setup
-from fsl_sage.engines.server import part_states
+from fsl_sage.engines.base import REMEDY, Delivery, Engine, Setup, known_weights
+from fsl_sage.engines.server import CACHE_BYTES, part_states
 from fsl_sage.engines.worker import copied
 from fsl_sage.errors import TrainingError
 from fsl_sage.experiment.probe import Point
@@ -25,8 +25,8 @@ from fsl_sage.seeding import numpy_generator
 from fsl_sage.wire.ledger import Ledger
 from fsl_sage.wire.link import Link
 from fsl_sage.wire.message import AUXILIARY, Message, Tensors, nbytes
-from fsl_sage.wire.paths import below, flat
-from fsl_sage.wire.post import Download, Post
+from fsl_sage.wire.paths import below, flat, grouped
+from fsl_sage.wire.post import NOTHING, Download, Post, Renewal
 
 
 class Federation:
@@ -41,6 +41,8 @@ class Federation:
         """By role ("client", "server"), what its first step took."""
         self.link = Link(Ledger(self._frozen_by_kind()))
         self.post = Post(self.link, setup.settings.config.clients)
+        self._lost: dict[str, Tensors] = {}
+        """By part, what coding has lost of the averaged weights on their way to the clients."""
         self.f_server = FServer(
             {part: setup.settings.travelling(part, tensors) for part, tensors in setup.initial.items()},
             setup.algorithm.averaged,
@@ -51,7 +53,7 @@ class Federation:
 
     @property
     def ledger(self) -> Ledger:
-        """Every byte that has crossed."""
+        """Every byte that has travelled so far."""
         return self.link.ledger
 
     def play_round(self, t: int, cohort: Sequence[int]) -> dict[str, Any]:
@@ -75,7 +77,8 @@ class Federation:
         present = {update.client for update in updates}
         if averaged and not self.setup.algorithm.in_turn:
             # Those who begin the next round get the last average; the others get theirs when their turn comes.
-            self.post.broadcast(t, [client for client in turns[0] if client in present], self._newest(averaged))
+            for group in self._by_download(client for client in turns[0] if client in present):
+                self.post.broadcast(t, group, self._newest(averaged, group[0]))
         server = self.engine.server
         # 5. The S-server aligns, if it is time to.
         now("comparing the auxiliaries' gradients with the server's")
@@ -91,7 +94,20 @@ class Federation:
         seen = server.fidelity(seen=True) if remarks["aligned"] else None
         self._check_finite(t)
         members = {"cohort": len(cohort), "missing": sorted(set(cohort) - present)}
+        remarks |= self._codec_memory(remarks.pop(CACHE_BYTES, 0))
         return {**members, **remarks, **self.engine.remarks(), **losses, **_fidelities(held_out, seen), **measured}
+
+    def _codec_memory(self, cached: int) -> dict[str, int]:
+        """For the metrics: bytes that codecs remember at all roles together, where they remember anything."""
+        codecs = self.setup.settings.codecs
+        if not (codecs.update or codecs.published or cached):
+            return {}
+        trained = self.setup.settings.trained
+        parts = {part: self.f_server.weights[part] for part in self.setup.algorithm.averaged}
+        own = sum(nbytes({n: x for n, x in tensors.items() if n in trained[part]}) for part, tensors in parts.items())
+        clients = sum(version != NOTHING for version in self.post.has) if codecs.update else 0
+        # The clients keep what coding has lost of their updates, and activations that the S-server keeps once more.
+        return {"codec_memory_bytes": nbytes(flat(self._lost)) + clients * own + 2 * cached}
 
     def _local_steps(self, cohort: Iterable[int]) -> dict[int, int]:
         """By client, the number of its local steps in a round."""
@@ -108,7 +124,8 @@ class Federation:
         if not group:
             return []
         now(f"training {len(group)} clients")
-        renewed = self.post.welcome(t, group, self._download())
+        groups = self._by_download(group)
+        renewed = frozenset().union(*(self.post.welcome(t, own, self._download(own[0])) for own in groups))
         updates = self.engine.train(t, group, self.delivery(group, renewed), self.link)
         for client in set(group) - {update.client for update in updates}:
             self.post.lost(client)
@@ -118,37 +135,116 @@ class Federation:
                 self.footprints.setdefault("client", update.footprint)
         return [self._brought(t, update) for update in updates]
 
+    def _by_download(self, clients: Iterable[int]) -> list[list[int]]:
+        """These clients in groups that get the same from the F-server: all, or each with a cut of its own alone."""
+        if self.setup.cuts:
+            return [[client] for client in clients]
+        return [group] if (group := list(clients)) else []
+
+    def _largest(self, clients: Iterable[int]) -> int | None:
+        """The first of these clients; where each has its own cut, the first of those with the deepest."""
+        depth = {cut: place for place, cut in enumerate(self.setup.at_cut)}
+        cuts = self.setup.cuts
+        return min(clients, key=lambda client: (-depth[cuts[client]] if cuts else 0, client), default=None)
+
     def delivery(self, clients: Iterable[int], renewed: frozenset[int] = frozenset()) -> Delivery:
         """What these clients get before their round."""
-        mail = {client: self.post.waiting[client] for client in clients if client in self.post.waiting}
-        measured = None if "client" in self.footprints else min(clients, default=None)
-        return Delivery(self.f_server.weights, mail, self.f_server.sends, renewed, measured)
+        clients = list(clients)
+        mail, changes = (
+            {client: kept[client] for client in clients if client in kept}
+            for kept in (self.post.waiting, self.post.changes)
+        )
+        measured = None if "client" in self.footprints else self._largest(clients)
+        weights, sends, version, renewal = (
+            self.f_server.weights,
+            self.f_server.sends,
+            self.post.version,
+            self.post.renewal,
+        )
+        return Delivery(weights, mail, sends, renewed, measured, version, renewal, changes)
 
     def _brought(self, t: int, update: Update) -> Update:
         """An update as it arrives at the F-server."""
         kinds = {part: self.setup.algorithm.kind(part) for part in update.parts}
         message = self.link.up(t, update.client, update.message(kinds))
-        return Update.arrived(update.client, message, kinds.values())
+        arrived = Update.arrived(update.client, message, kinds.values())
+        if (change := self.setup.settings.codecs.update) is None:
+            return arrived
+        held = known_weights(self.setup, arrived.parts, self.f_server.weights)
+        return replace(arrived, parts=grouped(change.decode(flat(arrived.parts), flat(held))))
 
     def _average(self, updates: list[Update]) -> tuple[str, ...]:
         """Put the average in the place of the F-server's weights; returns the parts that it has."""
+        held = known_weights(self.setup, self.f_server.weights, self.f_server.weights)
+        updates = self._completed(updates)
         averaged = self.setup.algorithm.aggregate(self.f_server, updates)
         self.f_server.take(averaged, updates)
+        renewal = self._publish(averaged, held)
+        if self.setup.cuts and averaged:
+            self.engine.server.take(self.f_server.weights["client"])
         if "auxiliary" in averaged:
             self.engine.server.set_auxiliary(self.f_server.weights["auxiliary"])
         if averaged:
-            self.post.renew()
+            self.post.renew(renewal)
         return tuple(averaged)
 
-    def _newest(self, parts: Iterable[str]) -> Message:
-        """The averaged weights of these parts, by kind, with what the F-server sends along."""
-        return self._by_kind({part: self.f_server.weights[part] for part in parts}, self.f_server.sends)
+    def _publish(self, parts: Iterable[str], held: Parts) -> Renewal:
+        """Code the new weights of these parts for clients that have `held`; the F-server then holds what they decode.
 
-    def _download(self) -> Download:
+        So all who are up to date have the same weights, and a difference is coded once for all of them.
+        """
+        settings = self.setup.settings
+        changes: dict[str, Tensors] = {}
+        for_all: dict[str, Tensors] = {}
+        for part in parts:
+            kind = self.setup.algorithm.kind(part)
+            if (change := settings.codecs.published.get(kind)) is None:
+                continue
+            noise = settings.codecs.noise(f"weights/{part}", t=self.post.version + 1)
+            weights, lost = self.f_server.weights[part], self._lost.get(part, {})
+            held_now = held.get(part, self.setup.initial[part])
+            sent = change.encode(weights, held_now, lost, settings.trained[part], noise)
+            self.f_server.weights[part], self._lost[part] = sent.decoded, sent.lost
+            arrays = for_all if change.absolute else changes
+            arrays[kind] = {**arrays.get(kind, {}), **flat({part: sent.arrays})}
+        return Renewal(changes, for_all)
+
+    def _completed(self, updates: list[Update]) -> list[Update]:
+        """Updates with all weights up to the deepest cut: for who has a shallower one, the S-server has trained them.
+
+        Nothing of this crosses the link of a client: F-server and S-server are on one side of it.
+        """
+        if not self.setup.cuts:
+            return updates
+        weights = self.engine.server.weights() or {}
+        return [
+            replace(update, parts={part: self._complete(own, weights) for part, own in update.parts.items()})
+            for update in updates
+        ]
+
+    def _complete(self, own: Tensors, at_s_server: Tensors) -> Tensors:
+        """A client's part with the S-server's copy of the layers that it lacks, in the model's order."""
+        return {name: own[name] if name in own else at_s_server[name] for name in self.setup.initial["client"]}
+
+    def _newest(self, parts: Iterable[str], client: int) -> Message:
+        """The averaged weights of these parts that a client holds, by kind, with what the F-server sends along."""
+        own = {part: self._held(client, part, self.f_server.weights[part]) for part in parts}
+        return self._by_kind(own, self.f_server.sends)
+
+    def _held(self, client: int, part: str, tensors: Tensors) -> Tensors:
+        """Of a part's weights those that a client holds."""
+        if not self.setup.cuts:
+            return tensors
+        return {name: tensors[name] for name in self.setup.initial_of(client, part)}
+
+    def _download(self, client: int) -> Download:
         algorithm, initial = self.setup.algorithm, self.setup.initial
-        held = {part: {**initial[part], **self.f_server.weights.get(part, {})} for part in algorithm.holds}
+        held = {
+            part: self._held(client, part, {**initial[part], **self.f_server.weights.get(part, {})})
+            for part in algorithm.holds
+        }
         return Download(
-            self._newest(algorithm.averaged),
+            self._newest(algorithm.averaged, client),
             self._by_kind(held, self.f_server.sends),
             self._frozen(algorithm.holds),
             algorithm.in_turn,
@@ -175,8 +271,8 @@ class Federation:
         """The global model by part; what clients keep local is not in it."""
         parts = dict(self.f_server.weights)
         server = self.engine.server.weights()
-        if server is not None:
-            parts["server"] = server
+        if server is not None:  # from the deepest cut on, where there are several
+            parts["server"] = {name: server[name] for name in self.setup.initial["server"]}
         return parts
 
     def newest_weights(self) -> dict[str, Tensors]:
@@ -188,6 +284,9 @@ class Federation:
         own = self.engine.local_tensors() if self._apart() else {}
         for part in self._apart():
             trained = {client: tensors for client, parts in own.items() if (tensors := parts[part])}
+            if trained and self.setup.cuts:
+                at_s_server = self.engine.server.weights() or {}
+                trained = {client: self._complete(tensors, at_s_server) for client, tensors in trained.items()}
             if trained:
                 counts = [self.setup.client_weights[client] for client in trained]
                 weights[part] = {**weights[part], **average(list(trained.values()), counts)}
@@ -253,7 +352,7 @@ class Federation:
         """All that the next round depends on."""
         waiting, post = self.post.state()
         states = {"f_server": self.f_server.state(), "post": waiting, "engine": self.engine.state()}
-        return flat(states), {"rounds": rounds, "post": post}
+        return flat({**states, "lost": flat(self._lost)}), {"rounds": rounds, "post": post}
 
     def load_checkpoint(self, tensors: Tensors, values: dict[str, Any]) -> int:
         """Restore what `checkpoint` returned; returns the number of rounds that are done."""
@@ -261,6 +360,7 @@ class Federation:
         tensors = {path: tensor.to(device) for path, tensor in tensors.items()}
         self.f_server.load_state(below("f_server/", tensors))
         self.post.load_state(below("post/", tensors), values["post"])
+        self._lost = grouped(below("lost/", tensors))
         self.engine.load_state(below("engine/", tensors))
         self._round = int(values["rounds"]) - 1
         return self._round + 1

@@ -21,7 +21,7 @@ from fsl_sage.problems.parts import build_model
 from fsl_sage.split import CutPoint
 
 MOST, LEAST = 64, 16
-"""Images that are looked at, of a small model and of a large one."""
+"""Images that the measurement takes, for a small model and for a large one."""
 _WORK = 1e11
 """FLOPs that the measurement may take before it looks at fewer images."""
 
@@ -48,7 +48,7 @@ def sample(problem: ImageProblem, count: int) -> Tensor:
 
 
 def distance_correlation(one: Tensor, other: Tensor) -> float:
-    """Of two samples, from the distances within each, [n, n]; corrected for few samples, and so 0 for chance."""
+    """The distance correlation of two samples, from the distances within each, [n, n]; 0 for chance."""
     a, b = _centred(one), _centred(other)
     square = (a * b).sum() / ((a * a).sum() * (b * b).sum()).sqrt()
     return float(square.clamp(0, 1).sqrt()) if bool(square.isfinite()) else 0.0

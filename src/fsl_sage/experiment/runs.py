@@ -13,7 +13,7 @@ import numpy as np
 from fsl_sage.activity import now, told_to
 from fsl_sage.algorithms import make_algorithm, resolve
 from fsl_sage.algorithms.looks import colour_of
-from fsl_sage.config import NO_PART_OF_THE_RESULT, Config, option
+from fsl_sage.config import NO_PART_OF_THE_RESULT, Config, option, require_config
 from fsl_sage.engines.base import Engine, LostError, Setup
 from fsl_sage.engines.local import LocalEngine
 from fsl_sage.engines.process import prefer_huge_pages
@@ -51,6 +51,7 @@ def run(config: Config, callbacks: Sequence[Tracker] = (), *, problem: Problem |
     Returns:
         The finished run: its directory, its metrics round by round, and which rule ended it.
     """
+    require_config(config, "run")
     config = resolve(named(config) if problem is None else problem.named(config))
     directory = RunDirectory.at(config)
     with directory.held():
@@ -90,7 +91,7 @@ def resume(
         raise InputError(f"{path} is a run on {config.data.name}, not on {problem.name}: give its own problem.")
     if directory.finished():  # also where nothing can be locked, such as an archive of runs
         raise _is_finished(directory)
-    with directory.held():
+    with directory.held(), directory.from_its_folder():
         if directory.finished():  # by another process, just now
             raise _is_finished(directory)
         return play(directory, replace(config, **changes), callbacks, problem)
@@ -116,7 +117,7 @@ def play(
         problem: What is learnt; None for what the configuration names.
         build: Makes the roles, where they are not all in this process.
     """
-    callbacks = [*callbacks, *(TRACKERS[name]() for name in config.track)]
+    callbacks = [*_trackers(callbacks), *(TRACKERS[name]() for name in config.track)]
 
     def tell(doing: str) -> None:
         for callback in callbacks:
@@ -130,6 +131,18 @@ def play(
             except TrainingError as error:
                 directory.save_failure(str(error))
                 raise
+
+
+def _trackers(callbacks: Sequence[Tracker] | Tracker) -> list[Tracker]:
+    """The callbacks, of which one may stand alone."""
+    each: list[Tracker] = [callbacks] if isinstance(callbacks, Tracker) else list(callbacks)
+    for callback in each:
+        if not isinstance(callback, Tracker):
+            raise InputError(
+                f"callbacks has a {type(callback).__name__}: give objects of a class that derives from "
+                "fsl_sage.Tracker."
+            )
+    return each
 
 
 def _play(
@@ -204,7 +217,7 @@ def _conclude(
     model: Tensors,
     stopped: str,
 ) -> None:
-    """Write down the final model and the result, and tell all of it."""
+    """Write down the final model and the result, and tell the callbacks."""
     from fsl_sage.records.figures import score_figure  # matplotlib takes a second to import
 
     score, colour = problem.score, colour_of(config.algorithm)
@@ -222,7 +235,7 @@ def _conclude(
 
 
 def _tell(callbacks: Sequence[Tracker], metrics: dict[str, Any]) -> str | None:
-    """Tell all of a round; returns why one of them ends the run, if one does."""
+    """Tell every callback of a round; returns why one of them ends the run, if one does."""
     ended: str | None = None
     for callback in callbacks:
         try:
@@ -240,6 +253,7 @@ def _restore(
     checkpoint = directory.load_checkpoint(config)
     if checkpoint:
         directory.warn_of_versions()
+        directory.check_best()
     try:
         federation = _built(directory, config, problem, build, checkpoint)
     except LostError:  # the S-server may die at any moment, also while it is started; twice is no accident
@@ -339,7 +353,7 @@ def stop_reason(config: Config, score: Score, metrics: Sequence[dict[str, Any]])
     if config.max_seconds is not None and last["elapsed_seconds"] >= config.max_seconds:
         return f"time limit of {config.max_seconds:g} s reached"
     if len(metrics) >= config.rounds:
-        return f"all {config.rounds} rounds played"
+        return "its one round played" if config.rounds == 1 else f"all {config.rounds} rounds played"
     return None
 
 
@@ -375,7 +389,7 @@ def _diverged(score: Score, loss: float | None) -> dict[str, str]:
 
 
 def _draw_classes(directory: RunDirectory, config: Config, setup: Setup, problem: Problem) -> None:
-    """Who holds which classes, where there are any."""
+    """Write down how many examples of each class each client holds, where there are classes."""
     labels = problem.labels()
     if labels is None or not problem.classes:
         return

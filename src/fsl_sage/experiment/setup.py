@@ -12,15 +12,17 @@ from fsl_sage.config import Config
 from fsl_sage.devices import pick_device
 from fsl_sage.engines.base import Setup
 from fsl_sage.errors import InputError
+from fsl_sage.experiment.client_cuts import client_cuts
 from fsl_sage.models import MODELS, statistics_names
 from fsl_sage.problems.base import Problem, example_shapes
 from fsl_sage.problems.make import make_dry_problem, make_problem
-from fsl_sage.problems.parts import META, build_decoder, build_held, build_parts
+from fsl_sage.problems.parts import META, build_decoder, build_held, build_parts, build_parts_at
 from fsl_sage.roles.client import local_batch_sizes
 from fsl_sage.roles.f_server import client_weights
 from fsl_sage.roles.replica import Slots
 from fsl_sage.roles.work import Settings, draws_in_forward
-from fsl_sage.split import SplitPlan
+from fsl_sage.split import SplitPlan, crossing_tensors
+from fsl_sage.wire.codecs import Codecs
 
 
 def check_config(config: Config) -> torch.device:
@@ -30,7 +32,7 @@ def check_config(config: Config) -> torch.device:
 
 
 def make_setup(config: Config, problem: Problem | None = None, counts: Sequence[int] | None = None) -> Setup:
-    """Everything with its data and numbers.
+    """The setup of a run, with its data and its initial weights.
 
     Args:
         config: What a run is given.
@@ -41,16 +43,25 @@ def make_setup(config: Config, problem: Problem | None = None, counts: Sequence[
     device = check_config(config)
     problem = problem or make_problem(config)
     examples = problem.divide(config) if counts is None else [torch.arange(count) for count in counts]
+    if cuts := client_cuts(config, problem, examples):
+        at_cut = build_parts_at(cuts, config, problem, device)
+        for cut, parts in at_cut.items():
+            _check_trained(config, parts, cut)
+        return _assemble(config, problem, _deepest(at_cut), examples, device, cuts, at_cut)
     modules = _with_decoder(config, problem, build_parts(config, problem, device), device)
     _check_trained(config, modules)
+    _check_uploads(config, modules["client"])
     return _assemble(config, problem, modules, examples, device)
 
 
 def make_dry_setup(config: Config, problem: Problem | None = None, counts: Sequence[int] | None = None) -> Setup:
-    """Shapes only, for clients with so many examples each, if their numbers are given."""
+    """The same with shapes only; `counts` are the clients' numbers of examples, if they are known."""
     problem = problem or make_dry_problem(config)
     examples = problem.divide(config) if counts is None else example_shapes(counts)
     model_alone = replace(Config(), model=config.model, lora=config.lora, precision=config.precision)
+    if cuts := client_cuts(config, problem, examples):
+        at_cut = build_parts_at(cuts, model_alone, problem, META)
+        return _assemble(config, problem, _deepest(at_cut), examples, META, cuts, at_cut)
     modules = _shape_parts(model_alone, problem, MODELS.get(config.model.name))
     modules = _with_decoder(config, problem, modules, META)
     return _assemble(config, problem, modules, examples, META)
@@ -108,31 +119,61 @@ def _with_decoder(
     return {**modules, "decoder": build_decoder(config, problem, modules["client"], device)}
 
 
+PartsAtCuts = dict[str, dict[str, nn.Module]]
+"""By cut, from the shallowest to the deepest: client and server part."""
+
+
+def _deepest(at_cut: PartsAtCuts) -> dict[str, nn.Module]:
+    return list(at_cut.values())[-1]
+
+
 def _assemble(
-    config: Config, problem: Problem, modules: dict[str, nn.Module], examples: list[Tensor], device: torch.device
+    config: Config,
+    problem: Problem,
+    modules: dict[str, nn.Module],
+    examples: list[Tensor],
+    device: torch.device,
+    cuts: tuple[str, ...] = (),
+    at_cut: PartsAtCuts | None = None,
 ) -> Setup:
-    """A setup of its pieces: what follows from them is the same on every engine."""
+    """Put a setup together from its pieces, in the same way for every engine."""
     counts = [len(indices) for indices in examples]
     algorithm = make_algorithm(config)
     config = replace(config, averaging=algorithm.averaging)
+    slots = {part: Slots(module) for part, module in modules.items()}
+    task = problem.make_task(config, device)
     settings = Settings(
         config,
-        problem.make_task(config, device),
+        task,
         device,
         steps=max(len(local_batch_sizes(count, config)) for count in counts),
         draws=any(draws_in_forward(module) for module in modules.values()),
         stays_local=_stays_local(config, modules),
+        codecs=Codecs(config.codec, config.seed, task.label_values),
+        trained={part: frozenset(own.trainable) for part, own in slots.items()},
     )
-    initial = {part: Slots(module).tensors() for part, module in modules.items()}
+    initial = {part: own.tensors() for part, own in slots.items()}
     weights = client_weights(config.averaging.weighting, counts)
-    return Setup(settings, algorithm, modules, initial, examples, weights)
+    return Setup(settings, algorithm, modules, initial, examples, weights, cuts, at_cut or {})
 
 
-def _check_trained(config: Config, modules: dict[str, nn.Module]) -> None:
+def _check_trained(config: Config, modules: dict[str, nn.Module], cut: str | None = None) -> None:
     for part, module in modules.items():
         if not any(parameter.requires_grad for parameter in module.parameters()):
-            where = f"--model.cut {config.model.cut}" if config.model.cut else "its usual cut"
+            where = cut or (f"--model.cut {config.model.cut}" if config.model.cut else "its usual cut")
             raise InputError(f"The {part} part of {config.model.name} has nothing to train at {where}: cut elsewhere.")
+
+
+def _check_uploads(config: Config, client: nn.Module) -> None:
+    """Refuse uploads that an alignment could not put together: an array for a whole batch has no samples to cut."""
+    if not config.alignment.batch_size or not make_algorithm(config).reads("alignment.batch_size"):
+        return
+    for tensor in crossing_tensors(client):
+        if not tensor.batched:
+            raise InputError(
+                f"{config.model.name} sends '{tensor.name}' across the cut once for a whole batch, so the batches of "
+                "uploads cannot be cut anew for the alignment: give --alignment.batch-size 0, or cut elsewhere."
+            )
 
 
 def _stays_local(config: Config, modules: dict[str, nn.Module]) -> dict[str, frozenset[str]]:

@@ -1,6 +1,7 @@
 """The metrics of a run's model on a test set."""
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from fsl_sage.precision import dtype_of
 from fsl_sage.problems.base import Batch, Problem, Task
 from fsl_sage.problems.images.sites import load_unseen_images
 from fsl_sage.problems.make import make_problem
+from fsl_sage.records.run_directory import RunDirectory
 
 
 def evaluate(
@@ -32,15 +34,16 @@ def evaluate(
 
     Args:
         run: The run's directory.
-        data: A data set as --data.name names it, whose test set is used; if not given, the run's own. It is normalised
-            as the run's was.
+        data: A data set as --data.name names it; if not given, the run's own. Its test set is used, or all of a folder
+            or an archive that has none. It is normalised as the run's was.
         best: The model of the best round, in the place of the last one's.
         problem: The problem that the run was started with, if one was given.
         told: Called with the number of batches that are done, and of all.
     """
     trained = load_trained(run, best=best, problem=problem)
     config = trained.config
-    problem = problem or (make_problem(config) if data is None else _other(trained, data))
+    with RunDirectory(trained.directory).from_its_folder() if data is None else nullcontext():
+        problem = problem or (make_problem(config) if data is None else _other(trained, data))
     device = pick_device(config.device)
     model = trained.model.to(device=device, dtype=dtype_of(config.precision))
     task = problem.make_task(config, device)
@@ -77,5 +80,8 @@ def _other(trained: Trained, data: str) -> Problem:
     if trained.terms is None:
         raise InputError(f"{trained.directory} is not a run on images: --data is for images alone.")
     config = trained.config
-    chosen = replace(config.data, name=data, train_images=None, test_images=None)
+    _, height, width = trained.terms.image
+    pictures = data.startswith(("folder:", "datasets:"))  # which are brought to the size of the run's own
+    side = height if pictures and height == width else None
+    chosen = replace(config.data, name=data, train_images=None, test_images=None, image_size=side)
     return load_unseen_images(replace(config, data=chosen), trained.terms)

@@ -20,22 +20,24 @@ class Prediction:
 
     file: Path
     classes: tuple[str, ...]
-    """The most likely classes, the first of all first."""
+    """The most likely classes, in order."""
     probabilities: tuple[float, ...]
     """How likely each of them is, 0 to 1."""
 
 
 def predict(
-    run: Path | str | Trained, files: Sequence[Path | str], *, top: int = 1, best: bool = False
+    run: Path | str | Trained, files: Path | str | Sequence[Path | str], *, top: int = 1, best: bool = False
 ) -> list[Prediction]:
     """The classes of images.
 
     Args:
         run: The directory of a run on images, or its model, as `load_trained` gives it.
-        files: Image files, or folders of them. They are scaled to the size of the training images.
+        files: An image file or a folder of them, or several. They are scaled to the size of the training images.
         top: How many of the most likely classes to name.
         best: The model of the best round, in the place of the last one's.
     """
+    if top < 1:
+        raise InputError(f"--top {top} is not possible: name at least one class.")
     trained = run if isinstance(run, Trained) else load_trained(run, best=best)
     terms = trained.terms
     if terms is None:
@@ -48,7 +50,7 @@ def predict(
             f"{trained.directory} was trained on images of {terms.pixels}, whose scale a picture file does not tell: "
             "load its model by fsl_sage.load_model."
         )
-    found = picture_files([Path(file).expanduser() for file in files])
+    found = picture_files(_paths(files))
     predictions = []
     for start in range(0, len(found), BATCH):
         share = found[start : start + BATCH]
@@ -57,11 +59,24 @@ def predict(
     return predictions
 
 
+def _paths(files: Path | str | Sequence[Path | str]) -> list[Path]:
+    """The paths that are given; a text is one path and not a row of letters."""
+    each = [files] if isinstance(files, str | Path) else files
+    if not isinstance(each, Sequence) or not all(isinstance(file, str | Path) for file in each):
+        raise InputError(
+            f"predict takes the paths of image files, not a {type(files).__name__}: for tensors call "
+            "the model that fsl_sage.load_model gives."
+        )
+    return [Path(file).expanduser() for file in each]
+
+
 @torch.no_grad()
 def _predict(trained: Trained, files: Sequence[Path], images: torch.Tensor, top: int) -> list[Prediction]:
     assert trained.terms is not None
     dtype = next((p.dtype for p in trained.model.parameters()), torch.float32)
     likely = logits_of(trained.model(images.to(dtype))).softmax(1).topk(top)
+    if not likely.values.isfinite().all():
+        raise InputError(f"The model in {trained.directory} gives no numbers: its weights or its moments are damaged.")
     names = trained.terms.classes
     return [
         Prediction(file, tuple(names[label] for label in labels), tuple(values))

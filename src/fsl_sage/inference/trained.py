@@ -41,7 +41,8 @@ def load_trained(run: Path | str, *, best: bool = False, problem: Problem | None
     config = directory.config()
     weights, _ = load_tensors(_weights_file(directory, best))
     terms = directory.inference()
-    model = build_model(config, problem or problem_of_model(config, terms), pick_device("cpu"))
+    with directory.from_its_folder():
+        model = build_model(config, problem or problem_of_model(config, terms), pick_device("cpu"))
     _load(model, weights, config, directory.path)
     return Trained(directory.path, config, model.eval(), ImageTerms.of(terms))
 
@@ -61,7 +62,7 @@ def _weights_file(directory: RunDirectory, best: bool) -> Path:
         return file
     if best:
         raise InputError(f"{directory.path} has no {file.name}: only a run with --keep best keeps its best model.")
-    raise InputError(f"{directory.path} is not finished: resume it with 'fsl-sage resume {directory.path}'.")
+    raise InputError(f"{directory.path} is not finished: resume it with '{directory.resuming}'.")
 
 
 def _load(model: nn.Module, weights: Mapping[str, Tensor], config: Config, path: Path) -> None:

@@ -30,6 +30,7 @@ class Conv2d(nn.Conv2d):
     """
 
     def forward(self, input: Tensor) -> Tensor:
+        """From images [N, channels in, H, W] to [N, channels out, H', W']."""
         if not self._pays(input):
             return in_channels_last(super().forward, input)
         return as_direct(self, partial(in_channels_last, self._small), input)

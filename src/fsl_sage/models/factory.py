@@ -1,18 +1,19 @@
-"""From a model's name to the model: a built-in one, a Hugging Face architecture, or anyone's own factory."""
+"""From a model's name to the model: a built-in one, a Hugging Face architecture, or a factory of the user's own."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from fsl_sage.errors import InputError, MissingExtra, nearest
+from fsl_sage.errors import InputError, MissingExtra, described, nearest
 from fsl_sage.models.foreign import LOCAL, LOCAL_WEIGHTS, check_weights, has_weights
 from fsl_sage.models.language import blocks_name, is_language_model
 from fsl_sage.models.resnet import ResNet18
 from fsl_sage.models.small_cnn import SmallCNN
 from fsl_sage.own_modules import import_own
+from fsl_sage.reading import read_json
 
 MODELS: dict[str, Callable[[int, int], nn.Module]] = {"resnet18": ResNet18, "small-cnn": SmallCNN}
 """Each takes the number of classes and of image channels."""
@@ -45,7 +46,7 @@ def make_model(name: str, classes: int, image: tuple[int, int, int]) -> nn.Modul
 
 
 def usual_cut(name: str, model: nn.Module) -> str | None:
-    """Where the model is cut if nothing is said: after a language model's first block; None where nobody knows."""
+    """Where the model is cut if nothing is said: after a language model's first block; None where that is not known."""
     if is_language_model(model):
         return f"{blocks_name(model)}.0"
     return DEFAULT_CUT.get(name)
@@ -58,26 +59,47 @@ def usual_auxiliary(model: nn.Module) -> str:
 
 def _own(name: str, offered: dict[str, int]) -> nn.Module:
     factory = import_own(name, "--model.name")
+    if not callable(factory):
+        raise InputError(f"--model.name {name} is no class and no function: give one that makes a model.")
     wanted = inspect.signature(factory).parameters
-    model = factory(**{key: value for key, value in offered.items() if key in wanted})
+    _refuse_unmet(name, wanted, offered)
+    try:
+        model = factory(**{key: value for key, value in offered.items() if key in wanted})
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"--model.name {name} failed to make a model: {described(error)}.") from error
     if not isinstance(model, nn.Module):
         raise InputError(f"--model.name {name} gave a {type(model).__name__}; it must give a torch.nn.Module.")
     return model
 
 
+def _refuse_unmet(name: str, wanted: Mapping[str, inspect.Parameter], offered: Collection[str]) -> None:
+    """Refuse a factory that needs what nobody gives it."""
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    for key, parameter in wanted.items():
+        if key not in offered and parameter.default is parameter.empty and parameter.kind not in several:
+            raise InputError(
+                f"--model.name {name} needs '{key}': a factory is given {' and '.join(offered)}, as far as it asks for "
+                "them, so give all else a default."
+            )
+
+
 def _hugging_face(what: str, classes: int, image: tuple[int, int, int]) -> nn.Module:
     try:
-        from transformers import AutoConfig, AutoModelForImageClassification
+        from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForImageClassification
     except ImportError:
         raise MissingExtra(f"--model.name hf:{what}", "llm") from None
     path = Path(what)
+    # A folder may happen to have the name of an architecture: a run's own, for instance.
+    local = path.exists() and (what not in CONFIG_MAPPING or _holds_model(path))
     try:
-        config = AutoConfig.from_pretrained(path, **LOCAL) if path.exists() else AutoConfig.for_model(what)
+        config = AutoConfig.from_pretrained(path, **LOCAL) if local else AutoConfig.for_model(what)
     except (ValueError, OSError) as error:
         reason = str(error).split("\n")[0].split(". Should")[0][:200]
         raise InputError(f"--model.name hf:{what} is neither an architecture nor a directory: {reason}") from None
     _fit(config, classes, image)
-    given = path.is_dir() and has_weights(path)
+    given = local and path.is_dir() and has_weights(path)
     if given:
         check_weights(path)
     try:
@@ -91,6 +113,13 @@ def _hugging_face(what: str, classes: int, image: tuple[int, int, int]) -> nn.Mo
         raise InputError(f"--model.name hf:{what} has no form for image classification: {reason}.") from None
     assert isinstance(model, nn.Module)
     return model
+
+
+def _holds_model(path: Path) -> bool:
+    """Whether a folder has a model's configuration as transformers writes it."""
+    file = path / "config.json"
+    written = read_json(file) if file.is_file() else None
+    return isinstance(written, dict) and "model_type" in written
 
 
 def _fit(config: Any, classes: int, image: tuple[int, int, int]) -> None:

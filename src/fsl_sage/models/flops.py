@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torch.utils.flop_counter import conv_flop_count, flop_registry
 
 _COUNTING = threading.local()
 _DIRECT = "fsl_sage.direct"
-"""Marks the nodes of a graph whose operations a direct convolution stands for."""
+"""Under which the nodes of a graph have the convolution that stands for their operations."""
 
 
 class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -48,45 +49,57 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         formula = flop_registry.get(func._overloadpacket)
-        if formula is not None and not self._inside_direct and not _is_marked(torch._C._current_autograd_node()):
-            self.flops += formula(*args, **(kwargs or {}), out_val=result)
+        if self._inside_direct:
+            flops = 0
+        elif (direct := _stands_for(torch._C._current_autograd_node())) is not None:
+            flops, direct.backward = direct.backward, 0
+        else:
+            flops = formula(*args, **(kwargs or {}), out_val=result) if formula else 0
+        self.note(flops, func, result)
         return result
 
-    def _direct(self, layer: nn.Conv2d, compute: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    def note(self, flops: int, operation: Any, result: Any) -> None:
+        """One operation more."""
+        self.flops += flops
+
+    def direct(self, layer: nn.Conv2d, compute: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """compute(x), counted as the direct convolution of a layer."""
         self._inside_direct = True
         try:
             y = compute(x)
         finally:
             self._inside_direct = False
         forward = conv_flop_count(list(x.shape), list(layer.weight.shape), list(y.shape))
-        self.flops += forward
+        self.note(forward, torch.ops.aten.convolution.default, y)
         if y.requires_grad:
-            _mark(y, x)
-            backward = forward * (int(x.requires_grad) + int(layer.weight.requires_grad))
-            y.register_hook(lambda gradient: self._add_if_counting(backward))  # type: ignore[no-untyped-call]
+            _mark(y, x, _Direct(forward * (int(x.requires_grad) + int(layer.weight.requires_grad))))
         return y
 
-    def _add_if_counting(self, flops: int) -> None:
-        if getattr(_COUNTING, "counter", None) is self:
-            self.flops += flops
+
+@dataclass
+class _Direct:
+    """A convolution that is computed in another way."""
+
+    backward: int
+    """The FLOPs of its backward pass that have not been counted yet."""
 
 
 def as_direct(layer: nn.Conv2d, compute: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """compute(x), another way to compute a convolution, which counts as the direct one if anyone counts."""
     counter: FlopCounter | None = getattr(_COUNTING, "counter", None)
-    return compute(x) if counter is None else counter._direct(layer, compute, x)
+    return compute(x) if counter is None else counter.direct(layer, compute, x)
 
 
-def _mark(y: Tensor, x: Tensor) -> None:
+def _mark(y: Tensor, x: Tensor, direct: _Direct) -> None:
     """Mark the nodes between x and y."""
     waiting, seen = [y.grad_fn], {x.grad_fn, None}
     while waiting:
         node = waiting.pop()
         if node is not None and node not in seen:
             seen.add(node)
-            node.metadata[_DIRECT] = True  # type: ignore[index]
+            node.metadata[_DIRECT] = direct  # type: ignore[index]
             waiting += [before for before, _ in node.next_functions]
 
 
-def _is_marked(node: Any) -> bool:
-    return node is not None and _DIRECT in node.metadata
+def _stands_for(node: Any) -> _Direct | None:
+    return None if node is None else node.metadata.get(_DIRECT)

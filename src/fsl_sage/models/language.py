@@ -24,6 +24,7 @@ from fsl_sage.config import LoRAConfig
 from fsl_sage.config.directories import data_directory
 from fsl_sage.errors import InputError, MissingExtra
 from fsl_sage.models.foreign import LOCAL, LOCAL_WEIGHTS, check_weights
+from fsl_sage.models.last_token import LastTokenClassifier, classifies_by_last_token
 
 SMOLLM2, MINILM = "smollm2-135m", "minilm-l6"
 """Small pretrained models that `fsl-sage data get` fetches: one that writes, and one that reads."""
@@ -88,7 +89,7 @@ def make_text_classifier(name: str, classes: int, vocabulary: int, length: int, 
     made: nn.Module = _make(
         name, "AutoModelForSequenceClassification", "classifies texts", fit, ignore_mismatched_sizes=True
     )
-    return made
+    return LastTokenClassifier(made) if classifies_by_last_token(made) else made
 
 
 def _make(name: str, form: str, does: str, fit: Callable[[Any], None] = lambda config: None, **more: Any) -> Any:
@@ -220,7 +221,7 @@ def lora_config(model: Any, lora: LoRAConfig) -> Any:
 
 
 def is_language_model(model: nn.Module) -> bool:
-    """Whether it came from here."""
+    """Whether it is one of this module's."""
     return hasattr(model, "peft_config")
 
 

@@ -33,6 +33,7 @@ class MaxPool2d(nn.MaxPool2d):
     """`nn.MaxPool2d` in the one layout."""
 
     def forward(self, input: Tensor) -> Tensor:
+        """From [N, C, H, W] to the maxima, [N, C, H', W']."""
         return in_channels_last(super().forward, input)
 
 
@@ -40,4 +41,5 @@ class AdaptiveAvgPool2d(nn.AdaptiveAvgPool2d):
     """`nn.AdaptiveAvgPool2d` in the one layout."""
 
     def forward(self, input: Tensor) -> Tensor:
+        """From [N, C, H, W] to means, [N, C, *output size]."""
         return in_channels_last(super().forward, input)

@@ -17,6 +17,7 @@ class BatchNorm2d(nn.BatchNorm2d):
     """`nn.BatchNorm2d` in the one layout."""
 
     def forward(self, input: Tensor) -> Tensor:
+        """Normalise [N, C, H, W] by channel."""
         return in_channels_last(super().forward, input)
 
 
@@ -24,6 +25,7 @@ class GroupNorm(nn.GroupNorm):
     """`nn.GroupNorm` in the one layout."""
 
     def forward(self, input: Tensor) -> Tensor:
+        """Normalise [N, C, H, W] by sample and group of channels."""
         return in_channels_last(super().forward, input)
 
 

@@ -47,6 +47,7 @@ class ResNet18(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
+        """From images [N, channels, H, W] to logits [N, classes]."""
         x = self.bn1(self.conv1(x))
         x = self.relu(self.maxpool(x))  # the same as the pool of the ReLU, on a quarter of the values
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
@@ -69,6 +70,7 @@ class BasicBlock(nn.Module):
             self.downsample = nn.Sequential(shortcut, layers.norm(channels))
 
     def forward(self, x: Tensor) -> Tensor:
+        """From [N, channels in, H, W] to [N, channels, H / stride, W / stride]."""
         y = self.relu(self.bn1(self.conv1(x)))
         y = self.bn2(self.conv2(y))
         y += x if self.downsample is None else self.downsample(x)

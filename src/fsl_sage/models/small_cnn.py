@@ -25,6 +25,7 @@ class SmallCNN(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
+        """From images [N, channels, H, W] to logits [N, classes]."""
         return self.head(self.block3(self.block2(self.block1(x))))
 
 

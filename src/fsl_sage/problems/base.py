@@ -42,6 +42,11 @@ class Task(ABC):
     sizes_are_bounds: bool = False
     """Whether the shapes of batches on the meta device are not exact but the largest that can be."""
 
+    @property
+    def label_values(self) -> int | None:
+        """How many values the target's `labels` can have, from 0 up; None where that is not known."""
+        return None
+
     @abstractmethod
     def training_batch(self, indices: Tensor, generator: torch.Generator) -> Batch:
         """The training examples at `indices`, augmented by random numbers of `generator` alone."""
@@ -105,7 +110,7 @@ class Problem(ABC):
     """What runs are judged by; `Task.summarise` must give a metric of this name."""
 
     classes: tuple[str, ...] = ()
-    """The names of the classes in the order of their labels, for the table of who holds which; empty for none."""
+    """The names of the classes in the order of their labels; empty where there are none."""
 
     partitions: tuple[str, ...] = ("iid", "dirichlet", "shards")
     """The values of --data.partition that make sense here."""

@@ -24,6 +24,11 @@ class Classes(Task):
         self.label_smoothing = label_smoothing
         self.class_weights = class_weights
 
+    @property
+    def label_values(self) -> int:
+        """A label is a class."""
+        return self.classes
+
     def loss(self, output: Any, target: Mapping[str, Tensor]) -> Tensor:
         """Mean cross entropy, in float32 whatever the precision of the model."""
         logits, labels = logits_of(output), target["labels"]

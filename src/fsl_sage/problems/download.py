@@ -27,7 +27,7 @@ LARGEST = 256 * 2**20
 
 
 class FetchError(Exception):
-    """A file that could not be had from one place; there may be another."""
+    """A file could not be fetched from one place; another place may have it."""
 
 
 def download(url: str, path: Path, checksum: str) -> None:
@@ -156,7 +156,7 @@ def verify(path: Path, checksum: str, origin: str) -> None:
 
 
 def stored(name: str, directory: Path, store: Callable[[Path, Path], Path]) -> Path:
-    """What `store` has put into the data directory; it is given that, and a folder for what is in the making."""
+    """Let `store` put a set into the data directory. It gets that directory, and a folder for temporary files."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".fetching-", dir=directory) as temporary:

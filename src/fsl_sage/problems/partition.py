@@ -1,4 +1,4 @@
-"""Who holds which image: iid, Dirichlet and shard partitions into equal-sized clients."""
+"""Which client holds which image: iid, Dirichlet and shard partitions into equal-sized clients."""
 
 from bisect import bisect_right
 
@@ -17,7 +17,8 @@ def client_sizes(examples: int, clients: int) -> list[int]:
         raise InputError(f"{clients} clients were asked for: there must be at least one")
     if examples < 2 * clients:
         raise InputError(
-            f"{examples} images are too few for {clients} clients, each needs two: use at most {examples // 2} clients"
+            f"{examples} training examples are too few for {clients} clients, each needs two: use at most "
+            f"{examples // 2} clients."
         )
     return _even(examples, clients)
 

@@ -79,6 +79,22 @@ def cut_model(config: Config, problem: Problem, model: nn.Module, device: torch.
     return {part: module.to(**there) for part, module in parts.items()}
 
 
+def build_parts_at(
+    cuts: Iterable[str], config: Config, problem: Problem, device: torch.device
+) -> dict[str, dict[str, nn.Module]]:
+    """By cut, client and server part of the same model, from the shallowest cut to the deepest."""
+    model = build_model(config, problem, device)
+    example = problem.example(2, META if device == META else "cpu")
+    if any(not weight.requires_grad for weight in model.parameters()):
+        raise InputError("A cut for each client needs a model whose weights are all trained: give --model.cut instead.")
+    there: dict[str, Any] = {"device": device, "dtype": dtype_of(config.precision)}
+    splits = {cut: split_model(model, cut, example) for cut in dict.fromkeys(cuts)}
+    parts: dict[str, dict[str, nn.Module]] = {
+        cut: {"client": split.client.to(**there), "server": split.server.to(**there)} for cut, split in splits.items()
+    }
+    return dict(sorted(parts.items(), key=lambda item: len(item[1]["client"].state_dict())))
+
+
 def build_held(
     config: Config, problem: Problem, plan: SplitPlan, holds: Sequence[str], device: torch.device
 ) -> dict[str, nn.Module]:

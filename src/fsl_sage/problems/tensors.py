@@ -30,7 +30,7 @@ class TensorProblem(Problem):
         score: The name of that score, and whether higher is better.
         cut: The last module at the client if --model.cut is not given.
         labels: Integers [N] that a partition goes by; without them only iid is possible.
-        classes: Their names, for the table of who holds which.
+        classes: Their names, for the table of which client holds how many.
 
     Derive from `Problem` and `Task` instead where a batch is more than a pair of tensors.
     """

@@ -5,6 +5,7 @@ from typing import Any
 
 from fsl_sage.config import Config
 from fsl_sage.problems.score import Score
+from fsl_sage.records.subject import clients_text
 from fsl_sage.units import gib_text
 
 CLASSES_SHOWN = 20
@@ -22,8 +23,8 @@ def model_card(config: Config, score: Score, result: Mapping[str, Any], inferenc
     best = f" {_BEST}" if config.keep == "best" else ""
     parts = [
         f"# {config.model.name} on {config.data.name}",
-        f"Trained by {config.algorithm} with {config.clients} clients ({config.data.partition} partition), "
-        f"{result['rounds']} rounds; {result['stopped']}. Every option is in `config.json`.",
+        f"Trained by {config.algorithm} with {clients_text(config.clients)} ({config.data.partition} partition), "
+        f"rounds: {result['rounds']}; {result['stopped']}. Every option is in `config.json`.",
         _results(score, result),
         "## Using it",
         f"`model.safetensors` holds the merged weights of the last round, for the ordinary unsplit model.{best} "

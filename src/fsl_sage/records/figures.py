@@ -1,4 +1,4 @@
-"""The two figures of every run: the headline score against communication, and who holds which classes."""
+"""The two figures of every run: the headline score against communication, and the classes that each client holds."""
 
 from collections.abc import Sequence
 from io import BytesIO
@@ -17,6 +17,13 @@ from fsl_sage.records.subject import subject
 from fsl_sage.wire.ledger import GIB
 
 
+def literal(text: str) -> str:
+    """A name that comes from the data, for a figure: matplotlib would take what is between two $ for a formula."""
+    return "".join(letter if letter.isprintable() or letter == "\n" else "\ufffd" for letter in text).replace(
+        "$", r"\$"
+    )
+
+
 def score_figure(path: Path, metrics: Sequence[dict[str, Any]], score: Score, config: Config, colour: str) -> None:
     """The headline score against GiB moved, with the rounds that aligned marked."""
     figure = Figure(figsize=(6.4, 4), layout="constrained")
@@ -33,7 +40,7 @@ def score_figure(path: Path, metrics: Sequence[dict[str, Any]], score: Score, co
         ylabel=f"{score.title}, %" if score.percent else score.title,
     )
     axes.set_xlim(left=0)
-    axes.set_title(subject([flatten(to_dict(config))]), fontsize="medium")
+    axes.set_title(literal(subject([flatten(to_dict(config))])), fontsize="medium")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False, loc="lower right" if score.higher_is_better else "upper right")
     _save(figure, path)
@@ -47,10 +54,11 @@ def classes_figure(path: Path, counts: np.ndarray, classes: Sequence[str], confi
     shades = colormaps["tab20"](np.linspace(0, 1, 20))
     left = np.zeros(clients)
     for label, name in enumerate(classes):
-        axes.barh(np.arange(clients), counts[:, label], left=left, color=shades[label % 20], label=name, height=0.8)
+        look = {"color": shades[label % 20], "height": 0.8, "label": literal(name)}
+        axes.barh(np.arange(clients), counts[:, label], left=left, **look)
         left += counts[:, label]
     axes.set(xlabel="training examples", ylabel="client", ylim=(clients - 0.4, -0.6))
-    axes.set_title(subject([flatten(to_dict(config))], of_model=False), fontsize="medium")
+    axes.set_title(literal(subject([flatten(to_dict(config))], of_model=False)), fontsize="medium")
     # A row has room for its number while the figure grows with the clients, and a little longer.
     axes.yaxis.set_major_locator(FixedLocator(range(clients)) if clients <= 60 else MaxNLocator(integer=True))
     if clients > 33:

@@ -13,6 +13,7 @@ import safetensors.torch
 from torch import Tensor
 
 from fsl_sage.errors import InputError
+from fsl_sage.reading import short
 from fsl_sage.wire.message import Tensors
 
 _SEAL = "sha256"
@@ -20,6 +21,9 @@ _UNSEALED = "0" * 64
 """Stands in a header where the SHA-256 will be, while that is computed: it covers all of the file but itself."""
 _LONGEST_HEADER = 100_000_000
 """As safetensors itself has it."""
+
+_DAMAGE = (safetensors.SafetensorError, OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
+"""What a file that is not as it should be may lead to."""
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -122,8 +126,16 @@ def load_tensors(path: Path, *, sealed: bool = False) -> tuple[Tensors, Any]:
         return tensors, json.loads(metadata.get("values", "null"))
     except InputError:
         raise
-    except (safetensors.SafetensorError, OSError, ValueError, KeyError, AttributeError, RecursionError) as error:
-        raise InputError(f"{path} cannot be read, it is damaged or not a safetensors file: {error}.") from None
+    except (
+        safetensors.SafetensorError,
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as e:
+        raise InputError(f"{path} cannot be read, it is damaged or not a safetensors file: {short(e)}.") from None
 
 
 def _check_seal(path: Path, needed: bool) -> None:

@@ -1,4 +1,4 @@
-"""Who plays a run: a lock on its directory, held by one process and let go by the system when that process ends."""
+"""Only one process may play a run: it holds a lock on the directory, which the system releases when it ends."""
 
 import json
 import os
@@ -64,7 +64,7 @@ def _is_at(file: IO[str], path: Path) -> bool:
 
 
 def _sign(file: IO[str]) -> None:
-    """Write down who has it, for the second who comes."""
+    """Write down which process holds the lock, for the error of a second one."""
     now = datetime.now().astimezone().isoformat(timespec="seconds")
     file.truncate(0)
     file.write(json.dumps({"process": os.getpid(), "machine": socket.gethostname(), "since": now}))

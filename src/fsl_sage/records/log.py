@@ -11,7 +11,7 @@ from fsl_sage.records.files import write_bytes
 
 
 class Log:
-    """Lines of a run, each whole. A seal tells how many there are, of how many bytes, and their SHA-256."""
+    """Whole lines. A seal tells how many there are, how many bytes they have, and their SHA-256."""
 
     def __init__(self, path: Path, header: str = "") -> None:
         self.path = path

@@ -8,7 +8,9 @@ from typing import Any
 from fsl_sage.config import Config
 from fsl_sage.problems.score import ACCURACY, Score
 from fsl_sage.records.run_directory import RunDirectory
+from fsl_sage.records.subject import clients_text
 from fsl_sage.records.trackers import Tracker
+from fsl_sage.units import gib_number
 from fsl_sage.wire.ledger import GIB
 
 
@@ -58,10 +60,11 @@ class PlainLines(Tracker):
 
 def describe(config: Config, done: int) -> str:
     """What runs beside the algorithm: the model, the data, the clients; `done` rounds were there before."""
-    again = f", going on after {done} rounds" if done else ""
+    again = f", going on after {done} round{'' if done == 1 else 's'}" if done else ""
     return (
         f"{config.model.name} on {config.data.name} ({config.data.partition}) · "
-        f"{config.clients} clients, batch {config.batch_size} · up to {config.rounds} rounds{again}"
+        f"{clients_text(config.clients)}, batch {config.batch_size} · "
+        f"{'1 round' if config.rounds == 1 else f'up to {config.rounds} rounds'}{again}"
     )
 
 
@@ -72,7 +75,7 @@ def round_cells(metrics: dict[str, Any], score: Score) -> list[str]:
     return [
         score.text(metrics[score.name]),
         "-" if (loss := metrics.get("test_loss")) is None else f"{loss:.3f}",
-        f"{metrics['bytes_paper'] / GIB:.3f}",
+        gib_number(metrics["bytes_paper"] / GIB),
         fidelity,
         f"{metrics['seconds']:.1f} s",
     ]

@@ -20,9 +20,13 @@ classes.png
 """
 
 import csv
+import hashlib
 import io
 import json
+import os
 import platform
+import shlex
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
@@ -38,6 +42,7 @@ from torch import Tensor
 
 from fsl_sage.config import Config, digest, from_dict, from_file, to_dict
 from fsl_sage.errors import InputError, RunWarning, TrainingError
+from fsl_sage.own_modules import KINDS, is_own
 from fsl_sage.problems.score import ACCURACY, Score
 from fsl_sage.reading import read_json
 from fsl_sage.records.files import as_file_name, load_tensors, save_tensors, write_bytes, write_json
@@ -46,6 +51,7 @@ from fsl_sage.records.log import Log
 from fsl_sage.wire.ledger import Entry
 from fsl_sage.wire.message import Tensors
 
+_SEAL = "sha256"
 LEDGER_HEADER = "round,client,direction,kind,bytes\n"
 
 
@@ -53,6 +59,8 @@ class RunDirectory:
     """A run's files."""
 
     def __init__(self, path: Path | str) -> None:
+        if not isinstance(path, str | os.PathLike):
+            raise InputError(f"A run's directory is given by its path, not by {path!r:.60}.")
         self.path = path = Path(path)
         self.config_file = path / "config.json"
         self.metrics_file = path / "metrics.jsonl"
@@ -89,7 +97,7 @@ class RunDirectory:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Be the only one who plays this run; a LockedError says who does, if another is at it."""
+        """Hold the lock of this run; a LockedError says which other process has it, if one has."""
         if self._is_held:
             yield
             return
@@ -97,6 +105,8 @@ class RunDirectory:
             try:
                 self.path.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(held(self.path / ".lock"))
+            except FileExistsError:
+                raise InputError(f"--out {self.path} is a file: give a directory for the run.") from None
             except OSError as error:
                 raise InputError(f"{self.path} cannot be written: {error.strerror}.") from None
             self._is_held = True
@@ -111,14 +121,19 @@ class RunDirectory:
         except OSError as error:
             raise TrainingError(
                 f"{error.filename or self.path} cannot be written: {error.strerror or error}. The last checkpoint is "
-                f"kept: fix that, then continue with 'fsl-sage resume {self.path}'."
+                f"kept: fix that, then continue with '{self.resuming}'."
             ) from None
+
+    @property
+    def resuming(self) -> str:
+        """The command that resumes the run, to be copied."""
+        return f"fsl-sage resume {shlex.quote(str(self.path))}"
 
     def begin(self, config: Config) -> None:
         """Write down the configuration of a new run."""
         if self.config_file.exists():
             raise InputError(
-                f"{self.path} already holds a run: resume it with 'fsl-sage resume {self.path}', or give another --out."
+                f"{self.path} already holds a run: resume it with '{self.resuming}', or give another --out."
             )
         try:
             write_json(self.config_file, {"config": to_dict(config), "digest": digest(config), **_versions()})
@@ -131,12 +146,31 @@ class RunDirectory:
         # An option that a later version has added is as it was before: of no effect.
         return from_file(from_dict(values, Config()), str(self.config_file), of_several=True)
 
+    @contextmanager
+    def from_its_folder(self) -> Iterator[None]:
+        """Say that the run's paths are relative to where it was started, if they lead nowhere from here."""
+        try:
+            yield
+        except InputError as error:
+            config = self.config()
+            lost = [name for name in (config.data.name, config.model.name, config.algorithm) if _leads_nowhere(name)]
+            if not lost:
+                raise
+            told = str(error).rstrip(".")
+            raise InputError(
+                f"{told}. {self.path} was started in another folder than this, and {lost[0]} is relative to that: "
+                "go there."
+            ) from None
+
     def _written(self) -> dict[str, Any]:
         """All that config.json says."""
         try:
             written = read_json(self.config_file)
         except FileNotFoundError:
-            raise InputError(f"{self.path} holds no run: there is no config.json in it.") from None
+            missing = "there is no config.json in it" if self.path.is_dir() else "there is no such folder"
+            raise InputError(f"{self.path} holds no run: {missing}.") from None
+        except NotADirectoryError:
+            raise InputError(f"{self.path} is a file: give the directory of a run.") from None
         except InputError:
             written = None
         except OSError as error:
@@ -181,13 +215,24 @@ class RunDirectory:
             write_json(self.config_file, {**written, "score": values})
 
     def save_inference(self, needed: Mapping[str, Any]) -> None:
-        """Write down what using the model takes beside its weights."""
-        if not self.inference_file.exists():
-            write_json(self.inference_file, needed)
+        """Write down what using the model takes beside its weights, with its SHA-256."""
+        written = _bytes_of({**needed, _SEAL: _seal(needed)})
+        if not self.inference_file.exists() or self.inference_file.read_bytes() != written:
+            write_bytes(self.inference_file, written)
 
     def save_best(self, model: Mapping[str, Tensor], t: int) -> None:
         """Put the model of round t in the place of the best one so far."""
         save_tensors(self.best_file, model, {"round": t})
+
+    def check_best(self) -> None:
+        """Refuse to go on where the model of the best round so far is gone or damaged: it cannot be had again."""
+        if self.config().keep != "best":
+            return
+        if not self.best_file.exists():
+            raise InputError(
+                f"{self.best_file} is gone, the model of the best round so far: put it back, or start a new run."
+            )
+        load_tensors(self.best_file, sealed=True)
 
     def save_card(self, text: str) -> None:
         """What the model is, for people."""
@@ -208,7 +253,7 @@ class RunDirectory:
         self._logs[self.metrics_file.name].append(json.dumps(metrics) + "\n")
 
     def save_classes(self, counts: np.ndarray, classes: Sequence[str]) -> None:
-        """Who holds which classes; `counts` is [clients, classes]."""
+        """How many examples of each class each client holds; `counts` is [clients, classes]."""
         text = io.StringIO()
         rows = ([client, *map(int, row)] for client, row in enumerate(counts))
         csv.writer(text, lineterminator="\n").writerows([["client", *classes], *rows])
@@ -249,7 +294,10 @@ class RunDirectory:
         if not self.inference_file.exists():
             return {}
         with _readable(self.inference_file):
-            return dict(read_json(self.inference_file))
+            needed = dict(read_json(self.inference_file))
+            if needed.pop(_SEAL, _seal(needed)) != _seal(needed):
+                raise ValueError("it is not what was written")
+            return needed
 
     def failure(self) -> str | None:
         """Why the run failed; None if it did not."""
@@ -326,6 +374,16 @@ def _readable(file: Path) -> Iterator[None]:
         raise InputError(f"{file} is damaged: put it back as it was, or start a new run.") from None
 
 
+def _seal(values: Mapping[str, Any]) -> str:
+    """The SHA-256 of these values; of what a file has of them, without the seal itself."""
+    plain = {name: value for name, value in values.items() if name != _SEAL}
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+
+def _bytes_of(value: Any) -> bytes:
+    return (json.dumps(value, indent=2) + "\n").encode()
+
+
 def _round(line: Any) -> dict[str, Any]:
     if not isinstance(line, dict) or not isinstance(line.get("round"), int):
         raise ValueError("no round's metrics")
@@ -338,6 +396,15 @@ def score_in(written: Mapping[str, Any]) -> Score:
         return Score(**written["score"]) if "score" in written else ACCURACY
     except TypeError:
         raise InputError("The score in config.json is damaged: it is not a run's configuration.") from None
+
+
+def _leads_nowhere(name: str) -> bool:
+    """Whether a name has a relative path, or a module, that is not to be found from the current folder."""
+    kind, colon, place = name.partition(":")
+    if is_own(name):
+        return not (Path(*kind.split(".")).with_suffix(".py").exists() or kind.partition(".")[0] in sys.modules)
+    path = Path(place).expanduser()
+    return bool(colon) and kind in KINDS[:-1] and not path.is_absolute() and not path.exists()
 
 
 def _default_path(config: Config) -> Path:

@@ -1,4 +1,4 @@
-"""Who is told of a run's progress: the display, callbacks, optional trackers. One small interface for all."""
+"""One small interface for all that follow a run: the display, callbacks and optional trackers."""
 
 from pathlib import Path
 from typing import Any

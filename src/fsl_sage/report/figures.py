@@ -3,7 +3,7 @@
 import itertools
 import math
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import matplotlib
@@ -13,6 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
+from fsl_sage.records.figures import literal
 from fsl_sage.report.options import HETEROGENEITY, concerns, dirichlet_alpha, heterogeneity
 from fsl_sage.report.panels import (
     LOOK,
@@ -39,7 +40,7 @@ def draw_figures(study: Study, bandwidth: float) -> list[Drawing]:
         curves = [_curves(study, metric) for metric in study.curves]
         fidelity = [_fidelity(study, metric) for metric in study.fidelities]
         ablations = [_ablation(study, path) for path in study.varying if path not in _NO_ABLATION]
-        heterogeneity_ = [_best_against_alpha(study), _score_against_communication(study)]
+        heterogeneity_ = [_best_against_alpha(study), _score_against_communication(study), _score_against_step(study)]
         rest = [_classes(study), *ablations, _latency(study, bandwidth)]
         drawings = list(itertools.chain(*curves, *heterogeneity_, *fidelity, *rest))
         for drawing in drawings:
@@ -130,7 +131,7 @@ def _score_against_communication(study: Study) -> Iterator[Drawing]:
     levels = sorted({_level(setting) for setting in study.settings}, reverse=True)
 
     def area(setting: Setting) -> float:
-        """The more heterogeneous, the larger, in equal steps."""
+        """Sizes of markers in equal steps; the more heterogeneous, the larger."""
         return 45 + 70 * levels.index(_level(setting))
 
     def paint(axes: Axes, members: Sequence[Setting]) -> None:
@@ -178,6 +179,53 @@ def _level(setting: Setting) -> float:
 
 def _name(level: Any) -> str:
     return value_name(HETEROGENEITY, level) if level is not None else ""
+
+
+# What a client's step takes
+
+
+def _score_against_step(study: Study) -> Iterator[Drawing]:
+    """The best score against a client's memory, and against its floating-point operations."""
+    metric = study.main_metric
+    known = [series for series in study.series if series.step_memory("client") is not None]
+    if len({series.algorithm for series in known}) < 2:
+        return
+    axes_of: dict[str, tuple[str, Callable[[Series], float]]] = {
+        "client-memory": ("client's memory in a step, MB", lambda series: (series.step_memory("client") or 0) / 1e6),
+        "client-flops": ("client's FLOPs in a step, 10⁹", lambda series: (series.step("client_step_flops") or 0) / 1e9),
+    }
+    looks = [style(algorithm) for algorithm in study.algorithms]
+    legend = [Line2D([], [], linestyle="", color=look.colour, marker=look.marker, label=look.name) for look in looks]
+    corner = "north-west" if metric.higher_is_better else "south-west"
+    for name, (label, read) in axes_of.items():
+
+        def paint(axes: Axes, setting: Setting, label: str = label, read: Callable[[Series], float] = read) -> None:
+            places = []
+            for series in study.within(setting):
+                best = series.best(metric)
+                if best and series in known:
+                    look = style(series.algorithm)
+                    places.append(read(series))
+                    axes.errorbar(
+                        places[-1],
+                        best.mean,
+                        best.std if best.seeds > 1 else None,
+                        color=look.colour,
+                        marker=look.marker,
+                        markersize=9,
+                        markeredgecolor="white",
+                        capsize=3,
+                    )
+            axes.set(xlabel=label, ylabel=f"best {metric.axis}")
+            log_if_far_apart(axes, places)
+            axes.margins(0.12)
+
+        what = "the memory" if name == "client-memory" else "the floating-point operations"
+        caption = (
+            f"Best {metric.label} against {what} of a client's step, mean over the seeds: {corner} is best; "
+            "bars are one standard deviation"
+        )
+        yield from pages(f"{metric.file_name}-{name}", caption, _by_setting(study), paint, legend=legend)
 
 
 # Fidelity
@@ -262,7 +310,7 @@ def _classes(study: Study) -> Iterator[Drawing]:
         else:
             axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         if len(names) <= 20:
-            axes.set_xticks(range(len(names)), names, rotation=45, ha="right", fontsize=8)
+            axes.set_xticks(range(len(names)), map(literal, names), rotation=45, ha="right", fontsize=8)
         if counts.size <= 200:
             for (client, label), count in np.ndenumerate(counts):
                 dark = count > 0.6 * most
@@ -299,7 +347,7 @@ def _ablation(study: Study, path: str) -> Iterator[Drawing]:
             else:
                 _baseline(axes, series[0], metric)
         axes.set(xlabel=option_axis(path), ylabel=metric.axis)
-        axes.set_xticks(places, [_value_label(study, path, setting) for setting in members])
+        axes.set_xticks(places, [literal(_value_label(study, path, setting)) for setting in members])
         axes.margins(x=0.08)
 
     legend = legend_of(study.algorithms)

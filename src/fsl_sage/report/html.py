@@ -196,7 +196,12 @@ def _series(study: Study, series: Series, metrics: Sequence[Metric]) -> dict[str
     for metric in metrics:
         if series.has(metric):
             curve = series.curve(metric)
-            values[metric.key] = {"mean": _numbers(curve.mean), "std": _numbers(curve.std)}
+            best = series.best(metric)
+            values[metric.key] = {
+                "mean": _numbers(curve.mean),
+                "std": _numbers(curve.std),
+                "best": _numbers(np.array([best.mean, best.std])) if best else None,
+            }
     return {
         "algorithm": study.algorithms.index(series.algorithm),
         "settings": places,
@@ -206,8 +211,14 @@ def _series(study: Study, series: Series, metrics: Sequence[Metric]) -> dict[str
         "gib": _numbers(first.gib),
         "whole_gib": _numbers(first.whole_gib),
         "seconds": _numbers(first.seconds),
+        "memory": _scaled(series.step_memory("client"), 1e6),
+        "flops": _scaled(series.step("client_step_flops"), 1e9),
         "values": values,
     }
+
+
+def _scaled(value: int | None, unit: float) -> float | None:
+    return None if value is None else float(f"{value / unit:.6g}")
 
 
 def _numbers(values: np.ndarray) -> list[float | None]:

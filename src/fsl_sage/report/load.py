@@ -55,6 +55,10 @@ class Run:
         """[rounds] One metric; NaN where it does not apply."""
         return np.array([np.nan if line.get(name) is None else line[name] for line in self.metrics], dtype=float)
 
+    def once(self, name: str) -> int | None:
+        """A metric that is recorded in one round; None where it was not."""
+        return next((line[name] for line in self.metrics if line.get(name) is not None), None)
+
     @property
     def gib(self) -> np.ndarray:
         """[rounds] GiB moved so far, by the paper's convention."""

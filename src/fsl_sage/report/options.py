@@ -10,7 +10,7 @@ from fsl_sage.algorithms.options import owners
 from fsl_sage.config import NO_PART_OF_THE_RESULT, RESPELLED, Config, defaults_of, flatten, respelled, to_dict
 
 HETEROGENEITY = "heterogeneity"
-"""The one name under which the partition and its parameter are compared."""
+"""The name under which the partition and its parameter are compared, together."""
 IID = "iid"
 
 # What distinguishes the runs of a series, or says where and how a run was computed: never a setting.

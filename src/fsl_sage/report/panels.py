@@ -10,9 +10,11 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogFormatter, LogLocator, NullLocator
 
+from fsl_sage.records.figures import literal
 from fsl_sage.records.files import write_bytes
 from fsl_sage.report.study import Series
 from fsl_sage.report.style import style
@@ -85,7 +87,7 @@ def pages(
         grid = figure.subplots(rows, columns, squeeze=False).ravel()
         for axes, (title, content) in zip(grid, part, strict=False):
             paint(axes, content)
-            axes.set_title(title)
+            axes.set_title(literal(title))
         for axes in grid[len(part) :]:
             axes.set_axis_off()
         if legend:
@@ -96,9 +98,9 @@ def pages(
 def give_title(figure: Figure, title: str) -> None:
     """Put a title above the legend; matplotlib draws a figure's own title and a legend outside over one another."""
     if figure.legends:
-        figure.legends[0].set_title(title, prop={"size": 11})
+        figure.legends[0].set_title(literal(title), prop=FontProperties(size=11))
     else:
-        figure.suptitle(title, fontsize=11)
+        figure.suptitle(literal(title), fontsize=11)
 
 
 def _columns(entries: int, panels: int) -> int:
@@ -108,6 +110,7 @@ def _columns(entries: int, panels: int) -> int:
 
 
 def legend_of(algorithms: Sequence[str]) -> list[Line2D]:
+    """An entry of a legend for each algorithm, in its colour, line and marker."""
     looks = [style(algorithm) for algorithm in algorithms]
     return [
         Line2D([], [], color=look.colour, linestyle=look.line, marker=look.marker, label=look.name) for look in looks
@@ -115,6 +118,7 @@ def legend_of(algorithms: Sequence[str]) -> list[Line2D]:
 
 
 def line(axes: Axes, series: Series, x: np.ndarray, mean: np.ndarray, std: np.ndarray) -> None:
+    """Draw the mean of a series, and a band of one standard deviation if it has several runs; arrays [points]."""
     look = style(series.algorithm)
     every = max(1, len(x) // 12)
     axes.plot(x, mean, color=look.colour, linestyle=look.line, marker=look.marker, markersize=4, markevery=every)

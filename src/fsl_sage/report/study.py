@@ -168,6 +168,16 @@ class Series:
         pick = np.nanargmax if metric.higher_is_better else np.nanargmin
         return float(np.mean([run.gib[pick(run.values(metric.key))] for run in self.runs]))
 
+    def step(self, name: str) -> int | None:
+        """What a step of a role took, such as `client_working_bytes`: the most of any seed; None if unknown."""
+        found = [value for run in self.runs if (value := run.once(name)) is not None]
+        return max(found, default=None)
+
+    def step_memory(self, role: str) -> int | None:
+        """Static and working bytes of a step of a role together."""
+        static, working = (self.step(f"{role}_{kind}_bytes") for kind in ("static", "working"))
+        return None if static is None or working is None else static + working
+
     def rounds_within(self, gib: float) -> int:
         """Rounds that every run has finished within an amount of communication."""
         return min(int((run.gib <= gib * (1 + 1e-9)).sum()) for run in self.runs)

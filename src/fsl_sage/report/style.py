@@ -37,7 +37,13 @@ def style(algorithm: str) -> Style:
 
 
 _OPTIONS = {HETEROGENEITY: "partition", "data.name": "data"}
-_TELLING = ("alignment", "averaging", "lora", "optimizer")  # without these, two options would have the same name
+_TELLING = (
+    "alignment",
+    "averaging",
+    "codec",
+    "lora",
+    "optimizer",
+)  # without these, two options would have the same name
 _UNITS = {
     "local_steps": "steps",
     "alignment.steps": "steps",
@@ -54,7 +60,7 @@ def option_axis(path: str) -> str:
 
 
 def option_name(path: str) -> str:
-    """An option's name for people, no other's."""
+    """An option's name for people; no other option has it."""
     if path in _OPTIONS:
         return _OPTIONS[path]
     if "label" in (said := _said_of(path)):

@@ -50,7 +50,7 @@ def make_tables(study: Study, targets: Sequence[float]) -> list[Table]:
         tables.append(_overview(study, metric, "equal"))
     if metric is not LOSS:
         tables.append(_to_target(study, metric, targets))
-    return [table for table in [*tables, _runs(study)] if table.rows]
+    return [table for table in [*tables, _steps(study), _runs(study)] if table.rows]
 
 
 # The headline score by algorithm and setting
@@ -231,6 +231,45 @@ def _rounded(value: Any) -> Any:
     return "" if value is None else round(value, 6) if isinstance(value, float) else value
 
 
+# Memory and FLOPs of a step
+
+STEP = [f"{role}_{name}" for role in ("client", "server") for name in ("static_bytes", "working_bytes", "step_flops")]
+
+
+def _steps(study: Study) -> Table:
+    """One row for each algorithm, and for each setting where it makes a difference."""
+    found: dict[str, dict[tuple[int | None, ...], Series]] = {}
+    for series in study.series:
+        if series.step(STEP[0]) is not None:
+            found.setdefault(series.algorithm, {}).setdefault(tuple(map(series.step, STEP)), series)
+    rows, data = [], []
+    for algorithm in (name for name in study.algorithms if name in found):
+        for values, series in found[algorithm].items():
+            setting = series.setting.label if len(found[algorithm]) > 1 else ""
+            rows.append([Cell(style(algorithm).name), Cell(setting or DASH), *_step_cells(values)])
+            told = {name: "" if value is None else value for name, value in zip(STEP, values, strict=True)}
+            data.append({"algorithm": algorithm, "setting": setting, **told})
+    columns = ["algorithm", "setting"]
+    for role in ("client", "server"):
+        columns += [f"{role} static, MB", f"{role} working, MB", f"{role} memory, MB", f"{role} GFLOPs"]
+    caption = (
+        "Memory and floating-point operations of a step. Static: weights, gradients, optimizer; working: the most that "
+        "autograd keeps at one moment; memory: both. MB are 10⁶ bytes"
+    )
+    return Table("step", caption, columns, rows, data)
+
+
+def _step_cells(values: Sequence[int | None]) -> list[Cell]:
+    cells = []
+    for static, working, flops in (values[:3], values[3:]):
+        if static is None or working is None or flops is None:
+            cells += [Cell(DASH)] * 4
+        else:
+            cells += [Cell(_show(amount / 1e6)) for amount in (static, working, static + working)]
+            cells.append(Cell(_show(flops / 1e9)))
+    return cells
+
+
 # Every run
 
 
@@ -249,6 +288,10 @@ def _runs(study: Study) -> Table:
         "GiB",
         "GiB in all",
         "seconds",
+        "client MB",
+        "client GFLOPs",
+        "server MB",
+        "server GFLOPs",
     ]
     rows = [[Cell(_show(value)) for value in line.values()] for line in data]
     return Table("runs", "Every run", columns, rows, data)
@@ -269,7 +312,21 @@ def _line_of_run(series: Series, run: Run, metric: Metric) -> dict[str, Any]:
         "gib": round(last["bytes_paper"] / GIB, 6),
         "gib_in_all": round(last["bytes_total"] / GIB, 6),
         "seconds": round(last["elapsed_seconds"], 1),
+        **_step_of_run(run),
     }
+
+
+def _step_of_run(run: Run) -> dict[str, Any]:
+    """Memory and FLOPs of a step; empty where they are unknown."""
+    line: dict[str, Any] = {}
+    for role in ("client", "server"):
+        static, working, flops = (
+            run.once(f"{role}_{name}") for name in ("static_bytes", "working_bytes", "step_flops")
+        )
+        known = static is not None and working is not None
+        line[f"{role}_memory_mb"] = round((static + working) / 1e6, 3) if known else ""  # type: ignore[operator]
+        line[f"{role}_gflops"] = "" if flops is None else round(flops / 1e9, 4)
+    return line
 
 
 def _show(value: Any) -> str:

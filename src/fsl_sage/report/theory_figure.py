@@ -4,7 +4,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from fsl_sage.records.figures import as_png
+from fsl_sage.records.figures import as_png, literal
 from fsl_sage.records.files import write_bytes
 from fsl_sage.report.theory import Theory
 
@@ -31,7 +31,7 @@ def theory_figure(path: Path, theory: Theory) -> None:
         if right is not None
         else "Measured on probe batches; the step sizes are too large for a bound"
     )
-    axes.set_title(title, fontsize="medium")
+    axes.set_title(literal(title), fontsize="medium")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False, fontsize="small")
     write_bytes(path, as_png(figure))

@@ -50,6 +50,8 @@ class Client(ClientRole):
         self.received_extra = received_extra or {}
         self.extra = below("extra/", state)
         self.round = self.step_index = -1
+        self.places: Tensor | None = None
+        """Of the examples of the batch at hand among its own, [B]."""
         self.losses: list[Tensor] = []
         self.lr_used = 0.0
         self.meter = Meter()
@@ -60,8 +62,9 @@ class Client(ClientRole):
         self._parts: dict[str, Replica] = {}
         self._corrected = tuple(part for part in averaged if part in trains)
         for part, tensors in initial.items():
-            weights = {**tensors, **received.get(part, {}), **self._own[part]}
-            replica = Replica(workbench.slots[part], weights, settings.optimizer_of(part) if part in trains else None)
+            slots = workbench.slots[part]
+            weights = {**tensors, **slots.only(received.get(part, {})), **self._own[part]}
+            replica = Replica(slots, weights, settings.optimizer_of(part) if part in trains else None)
             if part in trains and settings.keeps_optimizers:
                 replica.load_optimizer_state(below(f"optimizer/{part}/", state))
             self._parts[part] = replica
@@ -71,15 +74,17 @@ class Client(ClientRole):
         config = self._settings.config
         self.round = t
         for step, indices in chosen_steps(local_order(len(self.examples), config, self.id, t), steps):
-            self.step_index = step
+            self.step_index, self.places = step, indices
             augmentation = generator(config.seed, "augment", self.id, t, step)
             chosen = self.examples[indices]
             yield from self._step_on(replace(self._settings.task.training_batch(chosen, augmentation), examples=chosen))
 
     def own_examples(self) -> Iterator[Batch]:
         """All examples of this client once, in their order and as they are; each batch is one more step."""
-        for chosen in torch.split(self.examples, self._settings.config.batch_size):
-            self.step_index += 1
+        everyone = torch.arange(len(self.examples))
+        for places in torch.split(everyone, self._settings.config.batch_size):
+            self.step_index, self.places = self.step_index + 1, places
+            chosen = self.examples[places]
             yield from self._step_on(replace(self._settings.task.plain_batch(chosen), examples=chosen))
 
     def _step_on(self, batch: Batch) -> Iterator[Batch]:

@@ -14,7 +14,7 @@ from fsl_sage.wire.message import CONTROL, Tensors
 from fsl_sage.wire.paths import below, flat, grouped
 
 OPTIMIZER = "optimizer/"
-"""Before the paths of what FedOpt keeps in `FServer.extra`."""
+"""The prefix of what FedOpt keeps in `FServer.extra`."""
 
 
 class FServer(FServerRole):

@@ -24,6 +24,11 @@ class Footprint:
     step_flops: int
     """Floating-point operations: see `fsl_sage.models.flops`."""
 
+    @property
+    def memory(self) -> int:
+        """Static and working bytes together."""
+        return self.static_bytes + self.working_bytes
+
 
 class Meter:
     """Watches one step of a role. It changes nothing: tensors that autograd keeps are counted, not copied.

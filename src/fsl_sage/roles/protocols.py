@@ -229,7 +229,7 @@ class SServerRole(Protocol):
 
     @abstractmethod
     def join_backward(self, client: int, gradients: Message, share: float) -> Smash:
-        """The second half as a part of a joint step: what `join` is to `learn`."""
+        """The second half, as part of a joint step: it relates to `backward` as `join` does to `learn`."""
 
     @abstractmethod
     def output(self, *z: Tensor, leaves_trace: bool = True) -> Any:
@@ -279,12 +279,24 @@ class SServerRole(Protocol):
         """The clients that have uploaded for their alignment dataset, in order."""
 
     @abstractmethod
+    def drifted(self, below: float, every: int) -> list[int]:
+        """The clients, of those remembered, whose auxiliaries are to be aligned because they have drifted.
+
+        Those are auxiliaries whose fidelity on uploads that no alignment has seen is below `below`, unless one of the
+        last `every` - 1 rounds aligned them. A pooled auxiliary is judged by the mean, and is that of all clients.
+        """
+
+    @abstractmethod
     def align(self, clients: Iterable[int]) -> Iterator[tuple[int, Message]]:
         """Align the auxiliaries with the server (equation 3) on these clients' uploads; yield each for its client."""
 
     @abstractmethod
     def set_auxiliary(self, tensors: Tensors) -> None:
         """An auxiliary that the F-server has averaged: every client's, until it gets one of its own."""
+
+    @abstractmethod
+    def set_weights(self, tensors: Tensors) -> None:
+        """Put other weights into the server-side model; the optimizer's state stays."""
 
     @abstractmethod
     def weights(self) -> Tensors:

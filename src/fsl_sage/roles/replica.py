@@ -49,6 +49,10 @@ class Slots:
         """What the module holds now, by name: what a replica would bring, and what travels."""
         return {name: places[0][0][places[0][1]].detach() for name, places in self._places.items()}  # type: ignore[union-attr]
 
+    def only(self, tensors: Mapping[str, Tensor]) -> Tensors:
+        """Of these tensors those for which there is a place."""
+        return {name: tensor for name, tensor in tensors.items() if name in self._places}
+
     def frozen(self) -> Tensors:
         """The weights that never change, by name."""
         return {n: p.detach() for n, p in self.module.named_parameters() if not p.requires_grad}
@@ -135,6 +139,12 @@ class Replica:
             is_parameter = isinstance(tensor, nn.Parameter)
             copy.tensors[name] = nn.Parameter(tensor.detach().clone()) if is_parameter else tensor
         return copy
+
+    def seen_by(self, slots: Slots) -> "Replica":
+        """The same weights and buffers, as many of them as another module has places for."""
+        view = Replica(slots, {}, None)
+        view.tensors = slots.only(self.tensors)
+        return view
 
     def take_gradients(self, other: "Replica") -> None:
         """Take over the gradients that another set of the same weights has got."""

@@ -1,5 +1,6 @@
 """The S-server: holds the server-side model, learns from uploads, and aligns the auxiliaries."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -33,7 +34,10 @@ class SServer(SServerRole):
         initial: Parts,
         client_weights: Sequence[float],
         spread: SpreadOver,
+        cuts: Sequence[str] = (),
     ) -> None:
+        """`cuts`: that of each client, where they differ; the workbench has slots for what follows each of them."""
+        self._cuts = cuts
         self._settings = settings
         self._workbench = workbench
         self._initial = initial
@@ -54,6 +58,10 @@ class SServer(SServerRole):
         self._forget_round()
         slots, initial = self._workbench.slots["server"], self._initial
         self._model = Replica(slots, initial["server"], self._settings.optimizer_of("server"))
+        self._behind = {cut: self._model.seen_by(self._workbench.slots[cut]) for cut in dict.fromkeys(self._cuts)}
+        """Where clients have cuts of their own: by cut, x_s from there on."""
+        self._joined: list[int] = []
+        """The clients whose uploads were joined since the last step."""
         self._copies: dict[int, Replica] = {}
         self._open: dict[int, tuple[Replica, list[Tensor], Smash]] = {}
         self._copy_optimizers: dict[int, Tensors] = {}
@@ -61,6 +69,8 @@ class SServer(SServerRole):
         """That of every client that has none of its own: the initial one, the F-server's average, or a pooled one."""
         self._aligned: dict[int, Tensors] = {}
         self._alignment_optimizers: dict[int, Tensors] = {}
+        self._aligned_in: dict[int, int] = {}
+        """By client, or for POOLED, the last round that aligned its auxiliary."""
         self._seen: set[int] = set()
         """The clients whose newest upload an alignment has seen."""
 
@@ -97,17 +107,29 @@ class SServer(SServerRole):
 
         Every upload passes the model by itself, so BatchNorm sees the clients' batches apart.
         """
+        self._joined.append(client)
         with self._model.adding(share):
-            return self._pass(self._model, client, smashed, cut_gradient=True)
+            behind = self._behind[self._cuts[client]] if self._cuts else self._model
+            return self._pass(behind, client, smashed, cut_gradient=True)
 
     def step(self, step: int) -> None:
         """One optimizer step on all that was joined; `step` is the local step that the learning rate goes by."""
+        joined, self._joined = self._joined, []
+        if self._cuts:
+            self._weigh(joined)
         self._step(self._model, step)
 
     def _step(self, replica: Replica, step: int) -> None:
         self._meter.found_gradients([replica])
         replica.step(self._lr(self.round, step))
         self._meter.end()
+
+    def _weigh(self, joined: Sequence[int]) -> None:
+        """Let each weight step on the mean over the clients that it served, where these are not all who joined."""
+        served = Counter(name for client in joined for name in self._behind[self._cuts[client]].parameters())
+        for name, weight in self._model.parameters().items():
+            if weight.grad is not None and served[name] < len(joined):
+                weight.grad.mul_(len(joined) / served[name])
 
     def terms(self, smashed: Message) -> int:
         """The number of loss terms over which the mean loss of an upload is taken."""
@@ -146,7 +168,7 @@ class SServer(SServerRole):
         return gradients_of(inputs)
 
     def join_backward(self, client: int, gradients: Message, share: float) -> Smash:
-        """The second half as a part of a joint step: what `join` is to `learn`."""
+        """The second half, as part of a joint step: it relates to `backward` as `join` does to `learn`."""
         with self._model.adding(share):
             replica, inputs = self._backward(client, gradients)
             self._model.take_gradients(replica)
@@ -219,8 +241,8 @@ class SServer(SServerRole):
     def average_copies(self) -> None:
         """Put the average of the clients' own server-side models in their place.
 
-        Their optimizer states stay theirs, or are forgotten (--client-optimizer). The average is made by the F-server's
-        rule: who chose one against poisoned clients means these copies too.
+        Their optimizer states stay theirs, or are forgotten (--client-optimizer). The F-server's rule makes the
+        average: a rule against poisoned clients must hold for these copies too.
         """
         self._most_static = max(self._most_static, self._static_bytes())
         clients = sorted(self._copies)
@@ -266,6 +288,8 @@ class SServer(SServerRole):
         nothing usable leaves the auxiliary as it was and is named in `skipped`.
         """
         clients = list(clients)
+        if not clients:
+            return
         if self._settings.config.alignment.scope == "pooled":
             items = [self._alignment(POOLED, [upload for client in clients for upload in self.alignment[client]])]
         else:
@@ -284,14 +308,32 @@ class SServer(SServerRole):
             self.skipped["pooled" if client == POOLED else str(client)] = result
             return
         self.aligned = True
+        self._aligned_in[client] = self.round
         if result.optimizer:
             self._alignment_optimizers[client] = result.optimizer
+        held = self._auxiliary if client == POOLED else self.auxiliary_of(client)
+        message = aligned_auxiliary(self._settings, client, self.round, result.auxiliary, held)
+        # The S-server goes on with what the client has, not with what coding has lost of it.
+        published = dict(message.parts[AUXILIARY])
         if client == POOLED:
-            self._auxiliary = result.auxiliary
+            self._auxiliary = published
         else:
-            self._aligned[client] = result.auxiliary
+            self._aligned[client] = published
         receivers = range(self._settings.config.clients) if client == POOLED else [client]
-        yield from ((receiver, Message({AUXILIARY: result.auxiliary})) for receiver in receivers)
+        yield from ((receiver, message) for receiver in receivers)
+
+    def drifted(self, below: float, every: int) -> list[int]:
+        """The clients whose auxiliaries have drifted, and were not aligned in the last rounds."""
+        if self._settings.config.alignment.scope == "pooled":
+            found = self.fidelity() if self._may_align(POOLED, every) else None
+            return self.remembered() if found is not None and found.cosine < below else []
+        clients = [client for client in self.remembered() if client not in self._seen]
+        clients = [client for client in clients if self._may_align(client, every)]
+        found_by_client = zip(clients, self._fidelities(clients), strict=True)
+        return [client for client, found in found_by_client if found is not None and found.cosine < below]
+
+    def _may_align(self, client: int, every: int) -> bool:
+        return client not in self._aligned_in or self.round - self._aligned_in[client] >= every
 
     def fidelity(self, *, seen: bool = False) -> Fidelity | None:
         """How well the auxiliaries in use estimate the cut gradients of clients' newest uploads.
@@ -301,8 +343,12 @@ class SServer(SServerRole):
         clients = [client for client in sorted(self.alignment) if (client in self._seen) == seen]
         draw = numpy_generator(self._settings.config.seed, "fidelity", round=self.round)
         drawn = sorted(draw.permutation(clients)[:CLIENTS].tolist())
-        items = [(self.auxiliary_of(client), self.alignment[client].newest().last(SAMPLES)) for client in drawn]
-        return mean(self._spread(fidelity_one, self.weights(), items)) if items else None
+        return mean(self._fidelities(drawn)) if drawn else None
+
+    def _fidelities(self, clients: Sequence[int]) -> list[Fidelity | None]:
+        """Of the auxiliaries of these clients, each on the last samples of its newest upload."""
+        items = [(self.auxiliary_of(client), self.alignment[client].newest().last(SAMPLES)) for client in clients]
+        return self._spread(fidelity_one, self.weights(), items) if items else []
 
     def recalibrated(self) -> Tensors:
         """The server-side model with BatchNorm statistics estimated anew from the stored uploads."""
@@ -352,6 +398,8 @@ class SServer(SServerRole):
             }
         )
         state["seen"] = torch.tensor(sorted(self._seen), dtype=torch.int64)
+        if self._aligned_in:
+            state["aligned_in"] = torch.tensor(sorted(self._aligned_in.items()), dtype=torch.int64)
         groups: dict[str, Mapping[int, Tensors]] = {
             "copies": self._copy_optimizers,
             "aligned": self._aligned,
@@ -373,6 +421,17 @@ class SServer(SServerRole):
         self._aligned = by_client(below("aligned/", state))
         self._alignment_optimizers = by_client(below("alignment_optimizers/", state))
         self._seen = set(state["seen"].tolist())
+        self._aligned_in = dict(state["aligned_in"].tolist()) if "aligned_in" in state else {}
         for client, tensors in by_client(below("alignment/", state)).items():
             self.alignment[client] = AlignmentData(self._settings.config.alignment.samples)
             self.alignment[client].load_state(tensors)
+
+
+def aligned_auxiliary(settings: Settings, client: int, t: int, aligned: Tensors, held: Tensors) -> Message:
+    """The message of an auxiliary to those who have the one before it: as they decode it, and what is sent."""
+    change = settings.codecs.published.get(AUXILIARY)
+    if change is None:
+        return Message({AUXILIARY: aligned})
+    noise = settings.codecs.noise(AUXILIARY, client, t)
+    sent = change.encode(aligned, held, {}, settings.trained["auxiliary"], noise)
+    return Message({AUXILIARY: sent.decoded}, changes={AUXILIARY: sent.arrays})

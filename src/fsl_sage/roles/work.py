@@ -17,6 +17,7 @@ from fsl_sage.roles.replica import MakeOptimizer, Slots
 from fsl_sage.roles.schedule import Schedule
 from fsl_sage.seeding import derive
 from fsl_sage.split.trace.skeleton import on_meta, skeleton
+from fsl_sage.wire.codecs import Codecs
 from fsl_sage.wire.message import Tensors
 
 
@@ -82,6 +83,10 @@ class Settings:
     """Whether the model draws random numbers in its forward pass (dropout)."""
     stays_local: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """By part, the names that never travel: BatchNorm statistics where the policy is `local`."""
+    codecs: Codecs = field(default_factory=Codecs)
+    """How what travels is written."""
+    trained: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """By part, the names of the weights that are trained: codecs may code these, and nothing else of a part."""
 
     @property
     def passes(self) -> Passes:

@@ -3,10 +3,11 @@
 from fsl_sage.models.attention import twice_differentiable_attention
 from fsl_sage.split.auxiliaries.auxiliary import AuxiliaryStates, auxiliary
 from fsl_sage.split.costs.cut_points import CutPoint, cut_points, cut_points_of
+from fsl_sage.split.costs.profile import Step, training_step
 from fsl_sage.split.errors import SplitError
 from fsl_sage.split.parts.fixed import fixed_tensors, set_fixed
 from fsl_sage.split.parts.gates import Boundary
-from fsl_sage.split.parts.part import Part, Split, passage
+from fsl_sage.split.parts.part import Part, Split, crossing_tensors, passage
 from fsl_sage.split.parts.shapes import boundary_shapes
 from fsl_sage.split.parts.splitting import build_side, side_tensors, split_by_analysis, split_model
 from fsl_sage.split.plan.analysis import Analysis
@@ -22,9 +23,11 @@ __all__ = [
     "Split",
     "SplitError",
     "SplitPlan",
+    "Step",
     "auxiliary",
     "boundary_shapes",
     "build_side",
+    "crossing_tensors",
     "cut_points",
     "cut_points_of",
     "fixed_tensors",
@@ -33,5 +36,6 @@ __all__ = [
     "side_tensors",
     "split_by_analysis",
     "split_model",
+    "training_step",
     "twice_differentiable_attention",
 ]

@@ -15,6 +15,7 @@ from fsl_sage.models import make_base_model, tokenizer_path
 from fsl_sage.problems.make import is_text
 from fsl_sage.problems.texts.e2e import Meaning, held_out_meanings
 from fsl_sage.problems.texts.tokens import load_tokenizer
+from fsl_sage.reading import read_json, short
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.seeding import derive
 
@@ -45,11 +46,26 @@ def load_trained(directory: Path, *, adapter: bool = True) -> Trained:
     tokenizer = load_tokenizer(path)
     model = base_model(config)
     if adapter:
-        from peft import PeftModel
-
-        model = PeftModel.from_pretrained(model, str(run.adapter))
+        model = _with_adapters(model, run.adapter, config)
     test = held_out_meanings(config.data.dir, config.data.test_images, config.seed)
     return Trained(config, model.eval(), tokenizer, test)
+
+
+def _with_adapters(model: Any, folder: Path, config: Config) -> Any:
+    """The model with the run's adapters, which are looked at first: peft takes pickles too, and any rank."""
+    from peft import PeftModel
+
+    try:
+        said = read_json(folder / "adapter_config.json")
+    except (OSError, InputError):
+        said = None
+    expected = isinstance(said, dict) and said.get("peft_type") == "LORA" and said.get("r") == config.lora.rank
+    if not expected or not (folder / "adapter_model.safetensors").is_file():
+        raise InputError(f"{folder} does not hold the adapters of this run: put it back as it was.")
+    try:
+        return PeftModel.from_pretrained(model, str(folder))
+    except Exception as error:  # peft and torch report what does not fit by many types
+        raise InputError(f"The adapters in {folder} do not fit {config.model.name}: {short(error)}.") from None
 
 
 def masked_losses(directory: Path) -> dict[str, float]:

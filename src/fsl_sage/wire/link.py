@@ -1,29 +1,22 @@
 """The link: the one way by which anything travels between the roles.
 
-Uploads, replies, updates, averaged weights and mail are all messages that go through `Link.up` or `Link.down`: their
-arrays are encoded, what was encoded is billed, and the receiver gets what was decoded. So bytes are counted in one
-place, from what is really sent.
+Uploads, replies, updates, averaged weights and mail are all messages that go through `Link.up` or `Link.down`, coded
+already by who sends them (`codecs`, `ends`). What is sent is billed here, so bytes are counted in one place.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from torch import Tensor
 
-from fsl_sage.wire.codecs import Codec, Identity
 from fsl_sage.wire.ledger import Direction, Ledger
 from fsl_sage.wire.message import OPTIMIZER_STATE, Message, nbytes
-
-IDENTITY = Identity()
 
 
 class Link:
     """Carries messages, and bills them to a ledger."""
 
-    def __init__(self, ledger: Ledger, codecs: Mapping[str, Codec] | None = None) -> None:
-        """`codecs` by kind of message; arrays of other kinds travel as they are."""
+    def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
-        self._codecs = codecs or {}
 
     def up(self, t: int, client: int, message: Message) -> Message:
         """From a client to a server, in round t. Returns what arrives."""
@@ -34,13 +27,10 @@ class Link:
         return self._carry(t, client, "down", message)
 
     def _carry(self, t: int, client: int, direction: Direction, message: Message) -> Message:
-        arrived = {}
-        for kind, tensors in message.parts.items():
-            codec = self._codecs.get(kind, IDENTITY)
-            sent = codec.encode(tensors)
+        for kind, arrays in message.parts.items():
+            sent = message.changes.get(kind, arrays)
             self.ledger.bill(t, client, direction, kind, nbytes(_payload(kind, sent)))
-            arrived[kind] = codec.decode(sent)
-        return replace(message, parts=arrived)
+        return message
 
 
 def _payload(kind: str, sent: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

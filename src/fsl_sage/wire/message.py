@@ -34,6 +34,8 @@ class Message:
 
     parts: Mapping[str, Mapping[str, Tensor]]
     values: Mapping[str, int | float | str | bool] = field(default_factory=dict)
+    changes: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    """By kind, what is sent in the place of these arrays to who has the version before: the coded difference."""
 
     def sizes(self) -> dict[str, int]:
         """Bytes by kind."""

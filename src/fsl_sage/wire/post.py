@@ -5,13 +5,15 @@ to an absent client when it returns. What precedes round 0 is the first download
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
+from fsl_sage.wire.codecs.arrays import plain_name
 from fsl_sage.wire.ledger import BEFORE
 from fsl_sage.wire.link import Link
 from fsl_sage.wire.message import FIRST_DOWNLOAD, Message, Tensors
+from fsl_sage.wire.paths import below, flat, grouped
 
 NOTHING = -2
 """The version of a client that has not yet received anything."""
@@ -21,6 +23,9 @@ LOST = -3
 
 INITIAL = -1
 """The version of the weights before any averaging."""
+
+CHANGE, CHANGES, FOR_ALL = "@change", "changes", "for_all"
+"""In a checkpoint: behind the kind of a waiting difference, and before how the newest weights are sent."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,16 @@ class Download:
     """Whether the averaged weights come with each turn of a client, so that they are no first download."""
 
 
+@dataclass(frozen=True)
+class Renewal:
+    """How the newest averaged weights are sent, where they are coded: by kind, in the place of the weights."""
+
+    changes: Mapping[str, Tensors] = field(default_factory=dict)
+    """For those who have the version before."""
+    for_all: Mapping[str, Tensors] = field(default_factory=dict)
+    """For everyone: what does not depend on what the receiver has."""
+
+
 class Post:
     """Delivers averaged weights and messages to the clients."""
 
@@ -46,6 +61,9 @@ class Post:
         self.has = [NOTHING] * clients
         self.waiting: dict[int, dict[str, Tensors]] = {}
         """Messages for a client by kind; only the newest of a kind is kept."""
+        self.changes: dict[int, dict[str, Tensors]] = {}
+        """Of these, the coded difference from the message before, for a client that has got that one."""
+        self.renewal = Renewal()
         self._paid: set[tuple[int, str]] = set()
 
     def welcome(self, t: int, clients: Iterable[int], download: Download) -> frozenset[int]:
@@ -60,10 +78,10 @@ class Post:
             if self.has[client] == NOTHING:
                 self._introduce(t, client, download)
             elif client in returning:
-                self.link.down(t, client, download.newest)
+                self._bring(t, client, download.newest)
             self.has[client] = self.version
-            for kind, tensors in self.waiting.get(client, {}).items():
-                self._pay(t, client, kind, tensors)
+            for kind in self.waiting.get(client, {}):
+                self._pay(t, client, kind)
         return returning
 
     def _introduce(self, t: int, client: int, download: Download) -> None:
@@ -87,55 +105,89 @@ class Post:
         self.link.down(t or BEFORE, client, Message({FIRST_DOWNLOAD: {**first, **frozen}}))
         self.link.down(t, client, Message(now))
 
-    def renew(self) -> None:
+    def renew(self, renewal: Renewal | None = None) -> None:
         """There are new averaged weights. Who needs them gets them with `welcome` or `broadcast`."""
         self.version += 1
+        self.renewal = renewal or Renewal()
 
     def broadcast(self, t: int, clients: Iterable[int], newest: Message) -> None:
         """Send the newest averaged weights to these members of the cohort at once."""
         for client in clients:
+            self._bring(t, client, newest)
             self.has[client] = self.version
-            self.link.down(t, client, newest)
+
+    def _bring(self, t: int, client: int, newest: Message) -> None:
+        """Send the newest weights: what they differ by to who has the version before, else the whole."""
+        changes = {kind: _of(newest.parts.get(kind, {}), change) for kind, change in self.renewing(client).items()}
+        self.link.down(t, client, replace(newest, changes=changes))
+
+    def renewing(self, client: int) -> Mapping[str, Tensors]:
+        """By kind, what is sent to a client in the place of the newest weights."""
+        last = self.has[client] == self.version - 1 and self.has[client] >= INITIAL
+        return {**self.renewal.for_all, **(self.renewal.changes if last else {})}
 
     def send(self, t: int, client: int, message: Message, *, present: bool) -> None:
         """Leave a message for a client; sent now to a member of the cohort, on its return to an absent client."""
         for kind, tensors in message.parts.items():
+            # A difference is of use to who has the message before, and that is not one that waits, too.
+            follows = self.has[client] >= INITIAL and kind not in self.waiting.get(client, {})
+            self._keep_change(client, kind, message.changes.get(kind) if follows else None)
             self.waiting.setdefault(client, {})[kind] = dict(tensors)
             self._paid.discard((client, kind))
             if present:
-                self._pay(t, client, kind, tensors)
+                self._pay(t, client, kind)
+
+    def _keep_change(self, client: int, kind: str, change: Mapping[str, Tensor] | None) -> None:
+        own = self.changes.setdefault(client, {})
+        own.pop(kind, None)
+        if change is not None:
+            own[kind] = dict(change)
+        if not own:
+            del self.changes[client]
 
     def arrived(self, client: int) -> None:
         """A client has taken part in the round, so what waited for it has reached it."""
+        self.changes.pop(client, None)
         for kind in self.waiting.pop(client, {}):
             self._paid.discard((client, kind))
 
     def lost(self, client: int) -> None:
         """A client did not come to the end of the round: it gets everything anew, and pays anew, when it returns."""
         self.has[client] = LOST
+        self.changes.pop(client, None)
         self._paid -= {(client, kind) for kind in self.waiting.get(client, {})}
 
-    def _pay(self, t: int, client: int, kind: str, tensors: Mapping[str, Tensor]) -> None:
+    def _pay(self, t: int, client: int, kind: str) -> None:
         if (client, kind) not in self._paid:
-            arrived = self.link.down(t, client, Message({kind: tensors}))
-            self.waiting[client][kind] = dict(arrived.parts[kind])
+            waiting, changes = self.waiting[client], self.changes.get(client, {})
+            self.link.down(t, client, Message({kind: waiting[kind]}, changes=changes))
             self._paid.add((client, kind))
 
     def state(self) -> tuple[Tensors, dict[str, object]]:
         """Tensors and plain values for a checkpoint."""
         tensors = {
-            f"{client}/{kind}/{name}": tensor
-            for client, parts in self.waiting.items()
+            f"{client}/{kind}{mark}/{name}": tensor
+            for mark, kept in (("", self.waiting), (CHANGE, self.changes))
+            for client, parts in kept.items()
             for kind, arrays in parts.items()
             for name, tensor in arrays.items()
         }
+        tensors |= flat(self.renewal.changes, f"{CHANGES}/") | flat(self.renewal.for_all, f"{FOR_ALL}/")
         return tensors, {"version": self.version, "has": self.has, "paid": sorted(self._paid)}
 
     def load_state(self, tensors: Mapping[str, Tensor], values: Mapping[str, object]) -> None:
         """Restore what `state` returned."""
-        self.waiting = {}
+        self.renewal = Renewal(*(grouped(below(f"{group}/", tensors)) for group in (CHANGES, FOR_ALL)))
+        self.waiting, self.changes = {}, {}
         for path, tensor in tensors.items():
             client, kind, name = path.split("/", 2)
-            self.waiting.setdefault(int(client), {}).setdefault(kind, {})[name] = tensor
+            if client not in (CHANGES, FOR_ALL):
+                kept = self.changes if kind.endswith(CHANGE) else self.waiting
+                kept.setdefault(int(client), {}).setdefault(kind.removesuffix(CHANGE), {})[name] = tensor
         self.version, self.has = values["version"], list(values["has"])  # type: ignore[assignment, call-overload]
         self._paid = {(client, kind) for client, kind in values["paid"]}  # type: ignore[attr-defined]
+
+
+def _of(weights: Mapping[str, Tensor], change: Tensors) -> Tensors:
+    """Of a change that of these weights: a client with a cut of its own holds fewer than others."""
+    return {label: x for label, x in change.items() if plain_name(label) in weights}

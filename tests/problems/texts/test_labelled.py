@@ -90,6 +90,12 @@ def test_a_batch_gives_what_transformers_gives_for_each_text_alone(config):
     assert all(weight.requires_grad for weight in model.bert.encoder.parameters())
 
 
+def test_a_file_that_has_changed_is_read_again(config, tmp_path):
+    assert make_problem(config).examples == 48
+    save_texts(tmp_path / "texts.jsonl", 30)
+    assert make_problem(config).examples == 24
+
+
 def test_a_subset_is_the_same_wherever_the_file_lies(config, tmp_path):
     (tmp_path / "far").mkdir()
     elsewhere = f"jsonl:{save_texts(tmp_path / 'far' / 'other.jsonl', 60)}"
@@ -99,6 +105,38 @@ def test_a_subset_is_the_same_wherever_the_file_lies(config, tmp_path):
     )
     assert torch.equal(here.tokens, there.tokens)
     assert not torch.equal(here.tokens, seeded.tokens)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "opt"])
+def test_a_decoder_classifies_as_in_transformers(config, tmp_path, family):
+    from transformers import AutoModelForSequenceClassification
+
+    path = save_tokenizer(save_model(tmp_path / family, family, len(WORDS.split())))
+    config = from_dict({"model": {"name": f"hf:{path}", "frozen": []}}, config)
+    problem = make_problem(config)
+    model = build_model(config, problem, CPU).eval()
+    theirs = AutoModelForSequenceClassification.from_pretrained(path, pad_token_id=1).eval()  # the end of a text
+    theirs.load_state_dict(model.state_dict())
+    batch = problem.make_task(config, CPU).test_batch(0)
+    assert batch.inputs["attention_mask"].sum(1).unique().numel() > 1  # texts of different lengths
+    assert torch.equal(model(**batch.inputs), theirs(**batch.inputs).logits)
+
+
+def test_a_decoder_is_cut_and_aligned(config, tmp_path):
+    path = save_tokenizer(save_model(tmp_path / "gpt2", "gpt2", len(WORDS.split())))
+    result = run(from_dict({"rounds": 1, "model": {"name": f"hf:{path}", "frozen": []}}, config))
+    assert result.metrics[0]["aligned"]
+
+
+def test_what_crosses_once_for_a_batch_is_not_cut_anew(config, tmp_path):
+    from transformers import MPNetConfig, MPNetModel
+
+    MPNetModel(MPNetConfig(vocab_size=len(WORDS.split()), pad_token_id=0, **BERT)).save_pretrained(tmp_path / "mpnet")
+    path = save_tokenizer(tmp_path / "mpnet")
+    config = from_dict({"rounds": 1, "model": {"name": f"hf:{path}", "frozen": []}}, config)
+    with pytest.raises(InputError, match=r"once for a whole batch.*: give --alignment\.batch-size 0"):
+        run(config)
+    assert run(from_dict({"alignment": {"batch_size": 0}}, config)).metrics[0]["aligned"]
 
 
 @pytest.mark.parametrize("algorithm", ["fsl-sage", "cse-fsl", "fedavg"])

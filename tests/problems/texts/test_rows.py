@@ -100,3 +100,35 @@ def test_what_is_not_there_or_no_text_is_refused(tmp_path):
     (tmp_path / "bytes.jsonl").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InputError, match=r"bytes\.jsonl is not a text in UTF-8"):
         read_jsonl(tmp_path / "bytes.jsonl", 0.2)
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ('{"text": "half a letter: \\ud800", "label": "bad"}', "'text' in line 21 of .*: give a text"),
+        ('{"text": "a", "label": "\\udfff"}', "'label' in line 21 of"),
+        ('{"text": "a", "label": true}', "'label' in line 21 of .* is True"),
+        ('{"text": ' + "[" * 100_000, "line 21 of .* is not JSON"),
+        ('{"text": "a", "label": ' + "9" * 5000 + "}", "line 21 of .* is not JSON"),
+    ],
+    ids=["surrogate", "surrogate label", "truth", "depth", "digits"],
+)
+def test_what_json_can_say_and_no_tokenizer_takes(tmp_path, row, said):
+    with pytest.raises(InputError, match=said):
+        read_jsonl(write(tmp_path / "x.jsonl", [*labelled(20), row]), 0.2)
+
+
+def test_a_label_of_thousands_of_digits_is_not_repeated_at_length(tmp_path):
+    rows = [*labelled(20, (0, 1)), {"text": "a", "label": 10**4000}]
+    with pytest.raises(InputError, match="out of range") as refusal:
+        label_names(read_jsonl(write(tmp_path / "x.jsonl", rows), 0.2))
+    assert len(str(refusal.value)) < 500 + len(str(tmp_path))
+
+
+def test_a_file_of_one_endless_line_is_not_read_as_a_whole(tmp_path, monkeypatch):
+    """A sparse file of 4 TiB: whoever reads its line before looking at its length never comes back."""
+    with open(tmp_path / "x.jsonl", "wb") as file:
+        file.truncate(2**42)
+    monkeypatch.setattr("fsl_sage.problems.texts.rows.LONGEST_LINE", 2**16)
+    with pytest.raises(InputError, match=r"line 1 of .* has more than 65,536 characters"):
+        read_jsonl(tmp_path / "x.jsonl", 0.2)

@@ -43,6 +43,10 @@ class Assignment:
     """What the F-server sends with the weights, by kind."""
     foundation: bytes | None = None
     """What the client's parts stand on, if it has not got that yet."""
+    changes: Mapping[str, Tensors] = field(default_factory=dict)
+    """In the place of weights that the client has an earlier version of: the coded differences, by kind."""
+    mail_changes: Mapping[str, Tensors] = field(default_factory=dict)
+    """The same in the place of messages."""
     measured: bool = False
     """Whether the client measures what its first step takes."""
     version: str = field(default_factory=lambda: version("fsl-sage"))
@@ -53,7 +57,9 @@ class Assignment:
         about = {
             name: getattr(self, name) for name in ("run", "round", "client", "after", "keep", "measured", "version")
         }
-        tensors = flat(self.held, "held/") | flat(self.mail, "mail/") | flat(self.extra, "extra/")
+        groups = {"held": self.held, "mail": self.mail, "extra": self.extra}
+        groups |= {"changes": self.changes, "mail_changes": self.mail_changes}
+        tensors = {path: x for group, own in groups.items() for path, x in flat(own, f"{group}/").items()}
         content = RecordDict({ABOUT: ConfigRecord(about), TENSORS: pack(tensors)})
         if self.foundation is not None:
             content[FOUNDATION] = as_record(self.foundation)
@@ -67,12 +73,24 @@ class Assignment:
         block = None if foundation is None else foundation["block"].data
         for record in records.array_records.values():
             record.clear()
-        held, mail, extra = (grouped(below(f"{group}/", tensors)) for group in ("held", "mail", "extra"))
+        groups = {
+            group: grouped(below(f"{group}/", tensors))
+            for group in ("held", "mail", "extra", "changes", "mail_changes")
+        }
         about = records.config_records[ABOUT]
         round, client, after, keep = (int(about[name]) for name in ("round", "client", "after", "keep"))  # type: ignore[arg-type]
-        release = str(about["version"])
-        measured = bool(about["measured"])
-        return cls(str(about["run"]), round, client, after, keep, held, mail, extra, block, measured, release)
+        release, measured = str(about["version"]), bool(about["measured"])
+        return cls(
+            str(about["run"]),
+            round,
+            client,
+            after,
+            keep,
+            **groups,
+            foundation=block,
+            measured=measured,
+            version=release,
+        )
 
 
 @dataclass(frozen=True)

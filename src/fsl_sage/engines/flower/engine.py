@@ -63,6 +63,8 @@ class FlowerEngine(Engine):
         self._started = False
         self._has: dict[int, Parts] = {}
         """By client, the weights that it has got; forgotten with this process, after which all are sent once more."""
+        self._version: dict[int, int] = {}
+        """By client, the version of the averaged weights among them."""
         self._last = dict.fromkeys(range(len(setup.examples)), NEVER)
         """By client, the last round whose report was accepted: the state from which it goes on."""
         self._checkpointed = dict(self._last)
@@ -87,6 +89,7 @@ class FlowerEngine(Engine):
         self._learn(t, reports, link)
         for client in reports:
             self._has[client] = held
+            self._version[client] = delivery.version
             self._last[client] = t
         return [
             Update(client, report.parts, report.losses, report.extra, report.footprint)
@@ -133,26 +136,37 @@ class FlowerEngine(Engine):
 
     def _message(self, kind: str, t: int, client: int, node: int, held: Parts, delivery: Delivery) -> FlowerMessage:
         had = self._has.get(client, {})
-        mail = delivery.mail.get(client, {})
+        mail, mail_changes = delivery.mail.get(client, {}), delivery.changes.get(client, {})
         # What waits for the client takes the place of what it would else hold.
         lacks = {
             part: tensors
             for part, tensors in held.items()
             if had.get(part) is not tensors and (part in had or self.setup.algorithm.kind(part) not in mail)
         }
+        changes = self._changes(client, lacks, delivery)
         assignment = Assignment(
             self._inspector.run,
             t,
             client,
             after=self._last[client],
             keep=self._checkpointed[client],
-            held=lacks,
-            mail=mail,
+            held={part: own for part, own in lacks.items() if self.setup.algorithm.kind(part) not in changes},
+            mail={kind: own for kind, own in mail.items() if kind not in mail_changes},
             extra=delivery.extra,
+            changes=changes,
+            mail_changes=mail_changes,
             foundation=self._laying.block if client not in self._has and not self._laying.comes_first else None,
             measured=client == delivery.measured,
         )
         return FlowerMessage(assignment.content(), node, kind, ttl=self._rules.timeout + GRACE, group_id=str(t))
+
+    def _changes(self, client: int, lacks: Parts, delivery: Delivery) -> dict[str, Tensors]:
+        """By kind, what is sent in the place of weights that a client lacks: it has the version before, or any."""
+        changes = dict(delivery.renewal.for_all)
+        if self._version.get(client) == delivery.version - 1:
+            changes |= delivery.renewal.changes
+        kinds = {self.setup.algorithm.kind(part) for part in lacks if part in self._has.get(client, {})}
+        return {kind: change for kind, change in changes.items() if kind in kinds}
 
     def _inspect(
         self, t: int, client: int, node: int, answer: FlowerMessage | str, measured: int | None
@@ -213,7 +227,7 @@ class FlowerEngine(Engine):
         self._last = dict(enumerate(state["last"].tolist()))
         self._checkpointed = dict(self._last)
         self._roster.named = bool(state["named"])
-        self._has = {}
+        self._has, self._version = {}, {}
         self._server.load_state(below("server/", state))
 
     def close(self) -> None:

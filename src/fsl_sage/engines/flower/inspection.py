@@ -9,7 +9,7 @@ right ones.
 import math
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from flwr.app import RecordDict
@@ -19,6 +19,7 @@ from fsl_sage.engines.dry import DryEngine
 from fsl_sage.engines.flower.contents import ABOUT, TENSORS, Report, unpack
 from fsl_sage.engines.flower.courier import printable
 from fsl_sage.roles.footprint import Footprint
+from fsl_sage.wire.codecs.arrays import CodecError, Label, decode_one, read_label
 from fsl_sage.wire.message import LABELS, Message, Tensors, nbytes
 
 HEADER_BYTES = 512
@@ -88,7 +89,10 @@ class Inspector:
         return Report(self.run, t, client, {}, update.parts, dry.uploads(t, client), update.extra)
 
     def _check_target(self, upload: Message) -> None:
-        if LABELS in upload.parts and (wrong := self._task.complaint(upload.target)) is not None:
+        if LABELS not in upload.parts:
+            return
+        target = self._dry.setup.settings.codecs.decode(LABELS, upload.target)
+        if (wrong := self._task.complaint(target)) is not None:
             raise RejectedError(f"of its upload at step {upload.values['step']}: {wrong}")
 
     def _check_tensors(self, content: RecordDict, expected: Tensors, shorter: Tensors | None) -> Tensors:
@@ -99,22 +103,38 @@ class Inspector:
             tensors = unpack(content.array_records[TENSORS])
         except ValueError as error:
             raise RejectedError(str(error)) from None
-        if missing := expected.keys() - tensors.keys():
+        models, given = _arrays(expected), _arrays(tensors)
+        if missing := models.keys() - given.keys():
             raise RejectedError(f"it lacks {_some(missing)}")
-        if surplus := tensors.keys() - expected.keys():
+        if surplus := given.keys() - models.keys():
             raise RejectedError(f"it has {_some(surplus)}, which nobody asked for")
-        wanted = {path: tuple(model.shape) for path, model in expected.items()}
+        wanted = {path: tuple(array.model.shape) for path, array in models.items()}
         if shorter is not None:
-            wanted = _lengths_given(wanted, shorter, tensors)
-        for path, model in expected.items():
-            self._check_tensor(path, tensors[path], model.dtype, wanted[path])
-        return {path: tensors[path].to(self._device) for path in expected}  # in the order of an honest client's
+            lengths = {path: array.model for path, array in _arrays(shorter).items()}
+            wanted = _lengths_given(wanted, lengths, {path: array.model for path, array in given.items()})
+        for path, array in models.items():
+            if given[path].is_coded != array.is_coded:
+                raise RejectedError(f"'{path}' is {'' if given[path].is_coded else 'not '}coded")
+            _check_shape(path, given[path].model, array.model.dtype, wanted[path])
+            self._check_numbers(path, self._decoded(path, given[path], tensors))
+        # In the order of an honest client's.
+        return {given[path].label: tensors[given[path].label].to(self._device) for path in models}
 
-    def _check_tensor(self, path: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-        if tensor.dtype != dtype:
-            raise RejectedError(f"'{path}' is {tensor.dtype} instead of {dtype}")
-        if tuple(tensor.shape) != shape:
-            raise RejectedError(f"'{path}' has the shape {list(tensor.shape)} instead of {list(shape)}")
+    def _decoded(self, path: str, array: "_Array", tensors: Tensors) -> Tensor:
+        """What an array is read as; of activations that are differences, the difference."""
+        payload = tensors[array.label]
+        if not array.is_coded:
+            return payload
+        codecs = self._dry.setup.settings.codecs
+        group, *more = path.split("/")
+        codec = codecs.codec_of(more[1]) if group == "upload" else codecs.update.codec if codecs.update else None
+        assert codec is not None, "what is expected is coded by what is chosen"
+        try:
+            return decode_one(codec, payload, Label(path, array.model.dtype, tuple(array.model.shape)))
+        except CodecError as error:
+            raise RejectedError(f"{error}".rstrip(".")) from None
+
+    def _check_numbers(self, path: str, tensor: Tensor) -> None:
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             raise RejectedError(f"'{path}' has values that are not finite")
         if tensor.is_floating_point() and tensor.numel() and float(tensor.abs().max()) > LARGEST:
@@ -123,6 +143,35 @@ class Inspector:
             raise RejectedError(f"'{path}' has negative variances")
         if path.endswith(".num_batches_tracked") and not 0 <= int(tensor) <= MOST_BATCHES:
             raise RejectedError(f"'{path}' is no number of batches from 0 to {MOST_BATCHES:,}")
+
+
+class _Array(NamedTuple):
+    """One array of a report: under which name it travels, and what it is, or was before it was coded."""
+
+    label: str
+    is_coded: bool
+    model: Tensor
+    """Only its type and shape count where it was coded."""
+
+
+def _arrays(tensors: Tensors) -> dict[str, _Array]:
+    """The arrays by their names without what coding adds to these."""
+    found: dict[str, _Array] = {}
+    for label, tensor in tensors.items():
+        was = read_label(label)
+        name = label if was is None else was.name
+        if name in found:
+            raise RejectedError(f"it has '{printable(name, 60)}' twice")
+        model = tensor if was is None else torch.empty(was.shape, dtype=was.dtype, device="meta")
+        found[name] = _Array(label, was is not None, model)
+    return found
+
+
+def _check_shape(path: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    if tensor.dtype != dtype:
+        raise RejectedError(f"'{path}' is {tensor.dtype} instead of {dtype}")
+    if tuple(tensor.shape) != shape:
+        raise RejectedError(f"'{path}' has the shape {list(tensor.shape)} instead of {list(shape)}")
 
 
 def _lengths_given(

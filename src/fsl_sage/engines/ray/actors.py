@@ -115,7 +115,7 @@ def _apart(outcome: Outcome | ClientError) -> tuple[Update | ClientError, Tensor
 
 
 class Line:
-    """A client's line to the S-server. It never waits for an answer, only that the upload before has come in."""
+    """A client's line to the S-server. It never waits for an answer, only until the upload before it has arrived."""
 
     def __init__(self, server: ActorHandle | None, t: int, client: int) -> None:
         self._server = server
@@ -129,7 +129,7 @@ class Line:
         self._last = self._server.take.options(concurrency_group="intake").remote(*self._key, upload)
 
     def close(self) -> None:
-        """That was all."""
+        """Tell the S-server that no more uploads will come."""
         if self._server is not None:
             self._wait()
             self._last = self._server.close.options(concurrency_group="intake").remote(*self._key)
@@ -165,7 +165,7 @@ class ServerActor:
         return self._side.role
 
     def _spread(self, job: Job, shared: Any, items: Sequence[Any]) -> list[Any]:
-        """Over the workers; but a single item would only travel for nothing, with all the data that it holds."""
+        """Share the items out to the workers. A single item stays here: sending its data would gain nothing."""
         if len(items) > 1:
             return self._pool.spread(job, shared, items)
         return [job(self._here, self._setup.settings, shared, item) for item in items]
@@ -244,5 +244,7 @@ def settle(setup: Setup) -> Setup:
     task = copy.copy(setup.settings.task)
     task.device = device
     modules = {part: module.to(device) for part, module in setup.modules.items()}
+    at_cut = {cut: {part: x.to(device) for part, x in parts.items()} for cut, parts in setup.at_cut.items()}
     settings = replace(setup.settings, device=device, task=task)
-    return replace(setup, settings=settings, modules=modules, initial=to_device(setup.initial, device))
+    initial = to_device(setup.initial, device)
+    return replace(setup, settings=settings, modules=modules, initial=initial, at_cut=at_cut)

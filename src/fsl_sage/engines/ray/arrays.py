@@ -67,7 +67,7 @@ def to_device(value: Any, device: torch.device) -> Any:
     if isinstance(value, Tensor):
         return value.to(device)
     if isinstance(value, Message):
-        return replace(value, parts=to_device(value.parts, device))
+        return replace(value, parts=to_device(value.parts, device), changes=to_device(value.changes, device))
     if isinstance(value, Mapping):
         return {key: to_device(item, device) for key, item in value.items()}
     if isinstance(value, list):

@@ -16,7 +16,7 @@ from fsl_sage.config import Config
 from fsl_sage.engines.process import import_path
 from fsl_sage.engines.ray.actors import ServerActor, WorkerActor
 from fsl_sage.engines.ray.leftovers import end_leftovers, remembered
-from fsl_sage.errors import InputError
+from fsl_sage.errors import InputError, TrainingError
 
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
 
@@ -63,8 +63,16 @@ def connect(config: Config, *, own_modules: bool = False) -> bool:
         # As many workers as asked for find room, even if that is more than there are cores; nobody else can reach them.
         room = max(os.cpu_count() or 1, (config.workers or 1) * config.threads)
         end_leftovers()
-        with remembered():
-            ray.init("local", num_cpus=room, _node_ip_address="127.0.0.1", include_dashboard=False, **QUIET, **more)
+        own: dict[str, Any] = {"num_cpus": room, "_node_ip_address": "127.0.0.1", "include_dashboard": False}
+        try:
+            with remembered():
+                ray.init("local", **own, **QUIET, **more)
+        except Exception as error:  # Ray gives up after half a minute, by a plain Exception
+            ray.shutdown()
+            said = " ".join(str(error).split())
+            raise TrainingError(
+                f"Ray could not be started on this machine, try again when it has less to do: {said}"
+            ) from None
         return True
     try:
         _knock(config.ray_address)

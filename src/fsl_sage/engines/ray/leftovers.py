@@ -1,4 +1,4 @@
-"""Ray's helpers that outlive a driver that was killed: remembered when they are started, and ended by the next run.
+"""Ray's helper processes that outlive a killed driver: written down when they start, and ended by the next run.
 
 Ray ends most of what it has started when the driver dies, but agents of its cluster may stay. A process is known by its
 id and by when it was started, which no other process ever has together: so nobody else's is ended, and none of a driver

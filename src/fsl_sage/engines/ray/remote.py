@@ -22,6 +22,10 @@ class RemoteServer(Server):
         """Tell it of an average."""
         self._call("ask", "set_auxiliary", tensors)
 
+    def take(self, tensors: Tensors) -> None:
+        """Give it averaged weights."""
+        self._call("ask", "take", tensors)
+
     def end_of_round(self, t: int) -> list[tuple[int, Message]]:
         """Alignment, where the algorithm has one."""
         messages: list[tuple[int, Message]] = self._call("ask", "end_of_round", t)

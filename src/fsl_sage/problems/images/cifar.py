@@ -48,10 +48,12 @@ class Cifar:
 
     @property
     def archive(self) -> str:
+        """The name of the official archive."""
         return self.url.rsplit("/", 1)[-1]
 
     @property
     def files(self) -> tuple[str, ...]:
+        """The names of the files in its folder."""
         return (*self.train_files, self.test_file)
 
 

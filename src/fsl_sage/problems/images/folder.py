@@ -15,7 +15,7 @@ import torch
 from fsl_sage.config import Config, DataConfig
 from fsl_sage.errors import InputError
 from fsl_sage.problems.classification import refuse_unlearnt
-from fsl_sage.problems.images.images import ImageData
+from fsl_sage.problems.images.images import ImageData, Images
 from fsl_sage.problems.images.npz import channel_moments, split_off
 from fsl_sage.problems.images.pictures import Picture, common_form, decode
 from fsl_sage.reading import short
@@ -48,6 +48,24 @@ def read_folder(path: Path, test_fraction: float, side: int | None) -> ImageData
         test = decode(tests, form)
     refuse_unlearnt(train.y, test.y, classes, path)
     return ImageData(f"folder:{path}", train, test, classes, *channel_moments(train), _shares(pictures, train_folders))
+
+
+def read_all(path: Path, classes: Sequence[str], side: int | None) -> Images | None:
+    """All pictures of a folder with class folders alone, none held back; None for one that has a test set.
+
+    Args:
+        path: The folder.
+        classes: What the classes are; the folder need not have all of them.
+        side: As for `read_folder`.
+    """
+    train_folders, test_folder = _layout(path)
+    if test_folder is not None or train_folders != [path]:
+        return None
+    strange = [each for each in _subfolders(path) if each.name not in classes]
+    if strange:
+        raise InputError(f"{strange[0]} is no class of the run; its classes are {short(', '.join(classes))}.")
+    pictures = _pictures(path, classes)
+    return decode(pictures, common_form(pictures, side))
 
 
 def folder_defaults(name: str) -> Config:

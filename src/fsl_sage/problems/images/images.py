@@ -1,5 +1,6 @@
 """Images in memory: one tensor for a whole set, and what a set says about itself."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,9 @@ from torch import Tensor
 
 from fsl_sage.errors import InputError
 from fsl_sage.problems.images.augment import normalise
+
+LARGEST_IMAGE = 2**24
+"""Pixels of an image that a run directory may speak of: a model would take as much memory for more, if told so."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +35,7 @@ class Images:
         return len(self.y)
 
     def to(self, device: torch.device | str) -> "Images":
+        """The same images on another device."""
         return Images(self.x.to(device), self.y.to(device))
 
     def subset(self, indices: Tensor | np.ndarray | Sequence[int]) -> "Images":
@@ -41,7 +46,7 @@ class Images:
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much there is of what: all that the cost of a run needs of its data."""
+    """The sizes of a set: all that the cost of a run needs to know of its data."""
 
     train: int
     test: int
@@ -49,7 +54,7 @@ class Sizes:
     image: tuple[int, int, int]
     """Channels, height, width."""
     shares: tuple[int, ...] = ()
-    """For each client the number of its training images, where the data say who has which."""
+    """For each client the number of its training images, where the data say which client has which."""
 
     def example(self, batch: int, device: torch.device | str) -> Tensor:
         """Inputs of a model, to see what it does."""
@@ -83,8 +88,23 @@ class ImageTerms:
         """From plain values, as a run directory has them; None where they are not about images."""
         if "mean" not in values:
             return None
-        named = {name: tuple(values[name]) for name in ("image", "classes", "mean", "std")}
-        return cls(**named, pixels=str(values.get("pixels", "uint8")))
+        try:
+            named = {name: tuple(values[name]) for name in ("image", "classes", "mean", "std")}
+            terms = cls(**named, pixels=str(values.get("pixels", "uint8")))
+            possible = terms._possible()
+        except (KeyError, TypeError, ValueError):
+            possible = False
+        if not possible:
+            raise InputError("what the run's inference.json says of its images is damaged: put it back as it was.")
+        return terms
+
+    def _possible(self) -> bool:
+        """Whether these can be images, of a size that somebody has trained on."""
+        channels, height, width = self.image
+        sizes = all(type(size) is int and size > 0 for size in self.image) and height * width <= LARGEST_IMAGE
+        names = len(self.classes) > 0 and all(isinstance(name, str) for name in self.classes)
+        moments = len(self.mean) == len(self.std) == channels and all(map(math.isfinite, self.mean + self.std))
+        return sizes and names and moments and min(self.std) > 0
 
     def normalise(self, images: Tensor) -> Tensor:
         """From uint8 [B, C, H, W] to what the model takes, float32."""
@@ -102,7 +122,7 @@ class ImageData:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     shares: tuple[Tensor, ...] = ()
-    """For each client the numbers of its training images, int64, where the data say who has which."""
+    """For each client the numbers of its training images, int64, where the data say which client has which."""
 
     def __post_init__(self) -> None:
         channels, train, test = len(self.mean), self.train.x.shape[1:], self.test.x.shape[1:]
@@ -129,6 +149,7 @@ class ImageData:
 
     @property
     def sizes(self) -> Sizes:
+        """The sizes of both sets."""
         channels, height, width = self.train.x.shape[1:]
         shares = tuple(len(share) for share in self.shares)
         return Sizes(len(self.train), len(self.test), len(self.classes), (channels, height, width), shares)

@@ -24,6 +24,7 @@ _SIDE = 32
 
 @cache
 def read_mini(path: Path = MINI_PATH) -> ImageData:
+    """The 5,000 training and 1,000 test images of CIFAR-10 that come with the package."""
     arrays = read_arrays(path)
     try:
         train = _unpack(arrays["train_webp"], arrays["y"])

@@ -51,7 +51,7 @@ def read_npz(path: Path, test_fraction: float) -> ImageData:
 
 
 def read_arrays(path: Path, remedy: str = "restore or replace it") -> dict[str, np.ndarray]:
-    """All arrays of an archive, none of them unpickled, and none larger than it says before it is read."""
+    """All arrays of an archive. Nothing is unpickled, and the size of an array is checked before it is read."""
     if not path.is_file():
         raise InputError(f"{path} is not a file: give the path of an .npz archive with x and y")
     try:
@@ -67,14 +67,18 @@ def read_arrays(path: Path, remedy: str = "restore or replace it") -> dict[str, 
 
 
 def _check_size(path: Path, unpacked: int) -> None:
-    """A small file that unpacks to gigabytes is a trap: images shrink to a half, drawings perhaps to a hundredth."""
+    """Refuse a small file that unpacks to gigabytes. Images compress to a half, drawings perhaps to a hundredth."""
     packed = path.stat().st_size
-    most = max(_ALWAYS_ALLOWED, _MOST_EXPANSION * packed)
-    if unpacked > most:
+    if unpacked > (most := largest_unpacked(packed)):
         raise InputError(
             f"{path} has {packed:,} bytes and would unpack to {unpacked:,}, more than {most:,}, which is not possible "
             "here: save the images by np.savez, uncompressed"
         )
+
+
+def largest_unpacked(packed: int) -> int:
+    """The bytes of memory that images in files of so many bytes may take."""
+    return max(_ALWAYS_ALLOWED, _MOST_EXPANSION * packed)
 
 
 def images_in(arrays: dict[str, np.ndarray], x_key: str, y_key: str, path: Path) -> Images:

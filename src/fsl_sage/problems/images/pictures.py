@@ -1,8 +1,9 @@
 """Pictures, JPEG or PNG, decoded to images of one size; each is refused by its name if it cannot be."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -14,11 +15,16 @@ from torch import Tensor
 
 from fsl_sage.errors import InputError
 from fsl_sage.problems.images.images import Images
+from fsl_sage.problems.images.npz import largest_unpacked
 from fsl_sage.reading import short
 
 _GREY = ("1", "L", "LA")
 _COLOUR = ("RGB", "RGBA", "P", "PA", "CMYK", "YCbCr")
-_ORIENTATION = 0x0112  # the tag of EXIF; from 5 up the picture lies on its side
+_ORIENTATION = 0x0112
+_ON_ITS_SIDE = (5, 6, 7, 8)
+"""The tag of EXIF that says how the camera was held, and its values for a picture that lies on its side."""
+MOST_PIXELS = 2**26
+"""Of one picture: a small file may say that it has billions, all of one colour."""
 
 
 class Picture(NamedTuple):
@@ -58,7 +64,25 @@ def common_form(pictures: Sequence[Picture], side: int | None) -> Form:
             "give --data.image-size, the side of a square to which all are scaled and cropped, such as 64."
         )
     width, height = sizes[0] if side is None else (side, side)
-    return Form(width, height, "L" if all(grey for _, grey in heads) else "RGB", side is not None)
+    form = Form(width, height, "L" if all(grey for _, grey in heads) else "RGB", side is not None)
+    if side is None:
+        _check_size(pictures, form)
+    return form
+
+
+def _check_size(pictures: Sequence[Picture], form: Form) -> None:
+    """Refuse small files that would be gigabytes in memory; where pictures are scaled, the user gives their size."""
+    packed = sum(_bytes_of(picture) for picture in pictures)
+    unpacked = len(pictures) * form.width * form.height * len(form.mode)
+    if unpacked > (most := largest_unpacked(packed)):
+        raise InputError(
+            f"{len(pictures)} pictures as {pictures[0].place} have {packed:,} bytes and would take {unpacked:,} of "
+            f"memory, more than {most:,}: give --data.image-size, the side of a square to which all are scaled."
+        )
+
+
+def _bytes_of(picture: Picture) -> int:
+    return len(picture.content) if isinstance(picture.content, bytes) else picture.content.stat().st_size
 
 
 def decode(pictures: Sequence[Picture], form: Form) -> Images:
@@ -74,13 +98,9 @@ def decode(pictures: Sequence[Picture], form: Form) -> Images:
 
 def _head(picture: Picture) -> tuple[tuple[int, int], bool]:
     """(width, height), and whether it is grey."""
-    with _open(picture) as opened:
-        if opened.mode not in _GREY + _COLOUR:
-            raise InputError(
-                f"{picture.place} has pixels of the kind {opened.mode}: save it with 8 bits, or the images as npz:."
-            )
+    with _opened(picture) as opened:
         width, height = opened.size
-        lies = opened.getexif().get(_ORIENTATION, 1) >= 5
+        lies = opened.getexif().get(_ORIENTATION, 1) in _ON_ITS_SIDE
         return (height, width) if lies else (width, height), opened.mode in _GREY
 
 
@@ -88,27 +108,47 @@ def _times(size: tuple[int, int]) -> str:
     return f"{size[0]}x{size[1]}"
 
 
-def _open(picture: Picture) -> Image.Image:
-    content = picture.content
-    try:
-        return Image.open(io.BytesIO(content) if isinstance(content, bytes) else content, formats=("JPEG", "PNG"))
-    except Exception as error:  # Pillow reports damage, and pictures that are too large, by several types
-        raise _unreadable(picture, error) from None
-
-
-def _unreadable(picture: Picture, error: Exception) -> InputError:
-    return InputError(f"{picture.place} is not a readable JPEG or PNG ({short(error, 100)}): replace or remove it.")
-
-
 def _decode(picture: Picture, form: Form) -> np.ndarray:
     """Pixels uint8 [H, W, C]."""
-    with _open(picture) as opened:
-        try:
-            # A camera writes down how it was held; a picture must not lie on its side for that.
-            upright = ImageOps.exif_transpose(opened).convert(form.mode)
-            if form.is_scaled:
-                upright = ImageOps.fit(upright, (form.width, form.height), Image.Resampling.BILINEAR)
-        except Exception as error:
-            raise _unreadable(picture, error) from None
+    with _opened(picture) as opened:
+        return upright_pixels(opened, form.mode, (form.width, form.height) if form.is_scaled else None)
+
+
+@contextmanager
+def _opened(picture: Picture) -> Iterator[Image.Image]:
+    """The picture, opened; refused by its name, whatever is found in it, then or while it is used."""
+    content = picture.content
+    try:
+        with Image.open(io.BytesIO(content) if isinstance(content, bytes) else content, formats=("JPEG", "PNG")) as it:
+            refuse_unusable(it, picture.place)
+            yield it
+    except InputError:
+        raise
+    except Exception as error:  # Pillow reports damage, and pictures that are too large, by many types
+        raise InputError(
+            f"{picture.place} is not a readable JPEG or PNG ({short(error, 100)}): replace or remove it."
+        ) from None
+
+
+def refuse_unusable(picture: Image.Image, place: object) -> None:
+    """Refuse what would take too much memory, and pixels that 8 bits cannot hold, before anything is decoded."""
+    width, height = picture.size
+    if width * height > MOST_PIXELS:
+        raise InputError(f"{place} has {width}x{height} pixels: make it smaller, at most {MOST_PIXELS:,} are read.")
+    if picture.mode not in _GREY + _COLOUR:
+        raise InputError(f"{place} has pixels of the kind {picture.mode}: save it with 8 bits, or the images as npz:.")
+
+
+def upright_pixels(
+    picture: Image.Image,
+    mode: str,
+    size: tuple[int, int] | None,
+    how: Image.Resampling = Image.Resampling.BILINEAR,
+) -> np.ndarray:
+    """The pixels of an opened picture, uint8 [H, W, C]; scaled so that they cover `size`, and cropped in the middle."""
+    # A camera writes down how it was held; a picture must not lie on its side for that.
+    upright = ImageOps.exif_transpose(picture).convert(mode)
+    if size is not None and upright.size != size:
+        upright = ImageOps.fit(upright, size, how)
     pixels = np.asarray(upright)
     return pixels[..., None] if pixels.ndim == 2 else pixels

@@ -1,4 +1,4 @@
-"""Images as a problem: who is in the picture."""
+"""Images as a problem: which class an image is of."""
 
 from dataclasses import asdict
 from functools import lru_cache
@@ -43,7 +43,7 @@ class ImageProblem(Problem):
 
     @classmethod
     def accepted_partitions(cls, config: Config) -> tuple[str, ...]:
-        """A folder can say who has which image."""
+        """A folder can say which client has which image."""
         return (*cls.partitions, "given") if config.data.name.startswith("folder:") else cls.partitions
 
     @classmethod

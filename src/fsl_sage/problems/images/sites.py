@@ -6,9 +6,12 @@ import torch
 
 from fsl_sage.config import Config
 from fsl_sage.errors import InputError
+from fsl_sage.own_modules import is_own
+from fsl_sage.problems.images.folder import read_all
 from fsl_sage.problems.images.images import ImageData, Images, ImageTerms
 from fsl_sage.problems.images.npz import channel_moments, images_in, read_arrays
 from fsl_sage.problems.images.problem import ImageProblem, load_image_data
+from fsl_sage.problems.texts.sources import kind_of_texts
 
 
 def load_site(path: Path, terms: ImageTerms) -> ImageProblem:
@@ -36,10 +39,16 @@ def load_test_images(config: Config, terms: ImageTerms) -> ImageProblem:
 
 
 def load_unseen_images(config: Config, terms: ImageTerms) -> ImageProblem:
-    """Images to try a trained model on: the test images of a set, or all of an .npz that has no test images."""
-    path = Path(config.data.name.removeprefix("npz:")).expanduser()
-    if config.data.name.startswith("npz:") and "x_test" not in read_arrays(path):
-        return _as_agreed(config.data.name, _read(path, terms), terms)
+    """Images to try a trained model on: the test images of a set, or all of an archive or folder without any."""
+    name = config.data.name
+    if is_own(name) or kind_of_texts(name) is not None:
+        raise InputError(f"The run has learnt from images, and {name} is something else: give images.")
+    kind, _, place = name.partition(":")
+    path = Path(place).expanduser()
+    if kind == "npz" and "x_test" not in read_arrays(path):
+        return _as_agreed(name, _read(path, terms), terms)
+    if kind == "folder" and (images := read_all(path, terms.classes, config.data.image_size)) is not None:
+        return _as_agreed(name, images, terms)
     data = load_server_data(config)
     if data.classes != terms.classes and not all(name.isdecimal() for name in data.classes):
         raise InputError(f"The classes of {config.data.name} are not those of the run, or in another order.")

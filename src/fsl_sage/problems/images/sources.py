@@ -25,7 +25,7 @@ from fsl_sage.problems.sampling import subset
 
 ACCEPTED_NAMES = (
     *("cifar10-mini", "cifar10", "cifar100", "fashion-mnist", "folder:PATH", "npz:PATH", "imdb", "e2e", "jsonl:PATH"),
-    *("datasets:PATH", "MODULE:FACTORY, a problem of your own", "one that run was given in Python as problem=…"),
+    *("datasets:PATH", "MODULE:FACTORY (a problem of your own)"),
 )
 
 
@@ -145,4 +145,10 @@ def _chosen(labels: Tensor, count: int | None, least: int, what: str, name: str,
 
 
 def _unknown(name: str) -> UnknownSetError:
+    path = Path(name).expanduser()
+    kind = {".npz": "npz", ".jsonl": "jsonl"}.get(path.suffix, "folder" if path.is_dir() else None)
+    if kind is not None and path.exists():
+        return UnknownSetError(
+            f"'{name}' is a {'folder' if path.is_dir() else 'file'}: to learn from it give {kind}:{name}."
+        )
     return UnknownSetError(f"'{name}' is not a known data set{nearest(name, ACCEPTED_NAMES, '; there are')}")

@@ -61,7 +61,7 @@ class _BatchUnpickler(pickle.Unpickler):
 
 
 class _StandIn:
-    """A name of NumPy: can be called, and changed by nobody."""
+    """A stand-in for a name of NumPy. It can be called, but not changed."""
 
     __slots__ = ("_make",)
 

@@ -21,7 +21,7 @@ TEST_BATCH = 50  # fixed, so that the test loss has the same bits whatever the n
 
 @dataclass(frozen=True)
 class LabelledSizes:
-    """How much there is of what: all that the cost of a run needs of its data."""
+    """The sizes of a set: all that the cost of a run needs to know of its data."""
 
     train: int
     test: int

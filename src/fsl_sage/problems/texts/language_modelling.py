@@ -42,6 +42,7 @@ class LanguageModelling(Task):
         vocabulary: int = 0,
     ) -> None:
         self.data = data
+        self.vocabulary = vocabulary
         self.device = device
         self.longest = longest
         self.vocabulary = vocabulary
@@ -50,6 +51,11 @@ class LanguageModelling(Task):
         self.sizes_are_bounds = data is None
         # Texts of like length together, so that little is padding; the order is fixed by the data.
         self._test_order = data.test.lengths.argsort(stable=True) if data is not None else torch.empty(0)
+
+    @property
+    def label_values(self) -> int | None:
+        """A label is a token."""
+        return self.vocabulary or None
 
     def training_batch(self, indices: Tensor, generator: torch.Generator) -> Batch:
         """input_ids int64 [B, L], and what follows them."""

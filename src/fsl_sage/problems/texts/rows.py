@@ -60,13 +60,21 @@ def make_row(kind: Kind, values: dict[str, Any], place: str) -> Row:
         if field not in values:
             raise InputError(f"{place} has no '{field}': every line needs {first} and {second}.")
     text, answer = values[first], values[second]
-    if not isinstance(text, str) or (kind == "labels" and not text.strip()):
-        raise InputError(f"'{first}' in {place} is {short(repr(text), 40)}: give a text.")
-    if kind == "prompts" and (not isinstance(answer, str) or not answer.strip()):
-        raise InputError(f"'{second}' in {place} is {short(repr(answer), 40)}: give a text.")
-    if kind == "labels" and (not isinstance(answer, str | int) or answer == ""):
-        raise InputError(f"'{second}' in {place} is {short(repr(answer), 40)}: give a text or a whole number.")
+    if not _is_text(text) or (kind == "labels" and not text.strip()):
+        raise InputError(f"'{first}' in {place} is {short(ascii(text), 40)}: give a text.")
+    if kind == "prompts" and (not _is_text(answer) or not answer.strip()):
+        raise InputError(f"'{second}' in {place} is {short(ascii(answer), 40)}: give a text.")
+    if kind == "labels" and (not (_is_text(answer) or type(answer) is int) or answer == ""):
+        raise InputError(f"'{second}' in {place} is {short(ascii(answer), 40)}: give a text or a whole number.")
     return Row(text, answer, place)
+
+
+def _is_text(value: object) -> bool:
+    """Whether it is a text that can be written down: JSON can hold halves of a letter, which no tokenizer takes."""
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False
 
 
 def read_jsonl(path: Path, test_fraction: float) -> Rows:
@@ -148,7 +156,8 @@ def _lines(file: Path) -> Any:
     kind: Kind | None = None
     try:
         with open(file, encoding="utf-8") as lines:
-            for number, line in enumerate(lines, start=1):
+            # So much at a time: a file may be one line of gigabytes.
+            for number, line in enumerate(iter(lambda: lines.readline(LONGEST_LINE + 1), ""), start=1):
                 if line.strip():
                     place = f"line {number} of {file}"
                     values = _object(line, place)
@@ -231,8 +240,8 @@ def label_names(rows: Rows) -> tuple[str, ...]:
     for row in rows.test:
         if row.answer not in first:
             raise InputError(
-                f"The test set has the label {row.answer!r} in {row.place}, and no training text has it: give training "
-                "texts of this class, or leave it out."
+                f"The test set has the label {short(repr(row.answer), 40)} in {row.place}, and no training text has it"
+                ": give training texts of this class, or leave it out."
             )
     if isinstance(next(iter(first)), str):
         return tuple(sorted(first))
@@ -240,7 +249,7 @@ def label_names(rows: Rows) -> tuple[str, ...]:
     for label, row in first.items():
         if not 0 <= label < count:
             raise InputError(
-                f"The label {label} in {row.place} is out of range: the training texts have {count} classes, so number "
-                f"them 0 to {count - 1} without gaps."
+                f"The label {short(label, 40)} in {row.place} is out of range: the training texts have {count} classes,"
+                f" so number them 0 to {count - 1} without gaps."
             )
     return rows.names or tuple(str(label) for label in range(count))

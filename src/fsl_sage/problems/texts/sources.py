@@ -88,11 +88,17 @@ def rows_of(config: Config) -> Rows:
     """The rows of texts of one's own, and of imdb."""
     name, fraction = config.data.name, config.data.test_fraction
     path = fetch_imdb(config.data.dir) if name == IMDB else _path(name)
-    return _read(path, fraction, name)
+    return _read(path, fraction, name, _versions(path))
+
+
+def _versions(path: Path) -> tuple[tuple[int, int], ...]:
+    """When each file of a set was last changed, and its size: what was read before that must be read again."""
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    return tuple((found.st_mtime_ns, found.st_size) for found in (file.stat() for file in files if file.exists()))
 
 
 @lru_cache(maxsize=1)
-def _read(path: Path, fraction: float, name: str) -> Rows:
+def _read(path: Path, fraction: float, name: str, versions: tuple[tuple[int, int], ...]) -> Rows:
     read = read_saved(path, fraction) if name.startswith("datasets:") else read_jsonl(path, fraction)
     return replace(read, name=name)
 

@@ -91,7 +91,7 @@ def refuse_image_options(config: Config) -> None:
 
 @dataclass(frozen=True)
 class TextSizes:
-    """How much there is of what: all that the cost of a run needs of its data."""
+    """The sizes of a set: all that the cost of a run needs to know of its data."""
 
     train: int
     test: int
@@ -135,6 +135,7 @@ class TextData:
 
     @property
     def sizes(self) -> TextSizes:
+        """The sizes of both sets."""
         return TextSizes(len(self.train), len(self.test), self.longest, self.vocabulary)
 
 

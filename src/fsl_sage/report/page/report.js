@@ -9,7 +9,10 @@
     gib: "communication, GiB",
     whole_gib: "communication, GiB, with models sent whole",
     seconds: "measured time of the simulation, s",
+    memory: "client's memory in a step, MB",
+    flops: "client's FLOPs in a step, 10⁹",
   };
+  const POINTS = ["memory", "flops"];  // one number for a whole series: the best value of any round stands over it
   const state = { metric: 0, x: "gib", xScale: "linear", yScale: "linear", by: "algorithm", setting: 0, algorithm: 0 };
 
   const hidden = new Set();  // names that the reader has put away, also while another metric does without them
@@ -29,7 +32,9 @@
     const fixed = state.by === "algorithm"
       ? (one) => one.settings.includes(state.setting)
       : (one) => one.algorithm === state.algorithm;
-    return data.series.filter((one) => fixed(one) && one.values[data.metrics[state.metric].key]);
+    const key = data.metrics[state.metric].key;
+    const there = (one) => !POINTS.includes(state.x) || (one[state.x] !== null && one.values[key].best);
+    return data.series.filter((one) => fixed(one) && one.values[key] && there(one));
   }
 
   function look(one, place, count) {
@@ -64,12 +69,26 @@
     };
   }
 
+  function point(one, values, style) {
+    const unit = data.metrics[state.metric].unit;
+    const spread = one.seeds > 1 ? " ± " + values.best[1] + " " + unit + " (" + one.seeds + " seeds)" : " " + unit;
+    return {
+      type: "scatter", mode: "markers", x: [one[state.x]], y: [values.best[0]],
+      error_y: { type: "data", array: [values.best[1]], visible: one.seeds > 1, color: style.colour },
+      marker: { size: 13, color: style.colour }, legendgroup: style.name, name: style.name, uid: style.name,
+      visible: visible(style),
+      hovertemplate: "<b>" + style.name + "</b><br>best %{y:.4~g}" + spread + "<br>" + one.memory + " MB, " +
+        one.flops + " GFLOPs a step<extra></extra>",
+    };
+  }
+
   function traces() {
     const series = shown();
     const key = data.metrics[state.metric].key;
     const lines = [], bands = [];
     series.forEach((one, place) => {
       const style = look(one, place, series.length);
+      if (POINTS.includes(state.x)) return lines.push(point(one, one.values[key], style));
       if (one.seeds > 1) bands.push(band(one, one.values[key], style));
       lines.push(line(one, one.values[key], style));
     });
@@ -137,7 +156,9 @@
 
   if (data.metrics.length > 1) buttons("shown", "metric", data.metrics.map((metric, place) => [place, metric.short]));
   const whole = data.frozen ? [["whole_gib", "GiB, whole models"]] : [];
-  buttons("x-axis", "x", [["gib", "GiB"], ...whole, ["rounds", "rounds"], ["seconds", "time"]]);
+  const steps = data.series.some((one) => one.memory !== null)
+    ? [["memory", "client's memory"], ["flops", "client's FLOPs"]] : [];
+  buttons("x-axis", "x", [["gib", "GiB"], ...whole, ["rounds", "rounds"], ["seconds", "time"], ...steps]);
   buttons("x scale", "xScale", [["linear", "linear"], ["log", "log"]]);
   buttons("y scale", "yScale", [["linear", "linear"], ["log", "log"]]);
   if (data.settings.length > 1) {

@@ -64,9 +64,19 @@ class AuxiliaryStates:
 
     def at(self, cut: str) -> dict[str, Tensor]:
         """The state of `auxiliary(split_model(model, cut, …), spec)` by name; only the shapes count."""
+        server = self._server(cut)
+        return self._recipe(cut, server).state(server)
+
+    def recipe(self, cut: str) -> Recipe:
+        """How the auxiliary of a cut is made: of the server's part, or of the whole model, which does the same."""
+        return self._recipe(cut, self._server(cut))
+
+    def _server(self, cut: str) -> dict[str, Tensor]:
         parts, _ = self._analysis.parts([cut], tied="untie")
-        server = {name: self._saved[name] for name in parts["server"] if name in self._saved}
-        return self._recipes.choose(self._spec, calls_after(self._calls, cut), server).state(server)
+        return {name: self._saved[name] for name in parts["server"] if name in self._saved}
+
+    def _recipe(self, cut: str, server: dict[str, Tensor]) -> Recipe:
+        return self._recipes.choose(self._spec, calls_after(self._calls, cut), server)
 
 
 def _derived(split: Split, spec: str | int) -> Part:

@@ -40,6 +40,8 @@ class BehindTheCut:
     example: Boundary | None
 
     def run_copy(self, prepare: Callable[[nn.Module], T]) -> T:
+        """Run a copy of the part on the tensors that cross the cut; see `Stage`."""
+
         def run(copied: nn.Module, tensors: tuple[Tensor, ...]) -> T:
             made = prepare(copied)
             with torch.no_grad():
@@ -63,9 +65,12 @@ class WholeModel:
 
     @property
     def module(self) -> nn.Module:
+        """The model."""
         return self.analysis.model
 
     def run_copy(self, prepare: Callable[[nn.Module], T]) -> T:
+        """Run a copy of the model on its example; see `Stage`."""
+
         def run(tensor: MakeTensor, context: AbstractContextManager[Any]) -> T:
             copied = skeleton(self.module, tensor)
             inputs = self.analysis.inputs
@@ -114,6 +119,7 @@ class SeenCall:
 
     @property
     def has_parameters(self) -> bool:
+        """Whether the module holds any parameters."""
         return any(True for _ in self.module.parameters())
 
     @property

@@ -53,9 +53,9 @@ def cut_points(
     return cut_points_of(Analysis(model, example, private))
 
 
-def cut_points_of(analysis: Analysis) -> list[CutPoint]:
-    """The same for a model that has been analysed."""
-    step = training_step(analysis)
+def cut_points_of(analysis: Analysis, step: Step | None = None) -> list[CutPoint]:
+    """The same for a model that has been analysed, and whose training step may be known."""
+    step = step or training_step(analysis)
     return [_cut_point(analysis, step, name) for name in analysis.cut_names]
 
 
@@ -87,7 +87,7 @@ def _cut_point(analysis: Analysis, step: Step, name: str) -> CutPoint:
         server_trainable_bytes=server.trainable_bytes,
         activation_bytes=sum(tensor.nbytes for tensor in tensors) // analysis.inputs.batch,
         client_flops=client_flops,
-        server_flops=sum(step.flops) - client_flops,
+        server_flops=step.server_flops(name),
         client_memory=client_memory(client.all_bytes, client.trainable_bytes, inputs, peak),
         untied=untied,
     )

@@ -16,11 +16,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
+from torch.autograd.graph import saved_tensors_hooks
 
+from fsl_sage.models.flops import FlopCounter
 from fsl_sage.split.plan.analysis import Analysis
 from fsl_sage.split.trace.skeleton import Original, skeleton, tensor_leaves, without_data
+
+
+@dataclass
+class Kept:
+    """Memory that autograd keeps."""
+
+    bytes: int
+    first: int
+    """How often autograd had kept anything before."""
+    last: int
+    """The same, when it was kept for the last time."""
 
 
 @dataclass
@@ -35,6 +46,15 @@ class Step:
     """For each module, the number of operations before it returned."""
     gradient_came: dict[str, int] = field(default_factory=dict)
     """For each module, the number of operations before the gradient of its output was known."""
+    loss_at: int = 0
+    """The number of operations before the backward pass."""
+    kept: dict[int, Kept] = field(default_factory=dict)
+    """By storage, what autograd keeps for the backward pass; parameters and buffers are left out."""
+    kept_before: dict[str, int] = field(default_factory=dict)
+    """For each module, how often autograd had kept anything before it returned."""
+    times_kept: int = 0
+    joint: set[int] = field(default_factory=set)
+    """The operations that compute gradients of inputs and of weights at once: convolutions."""
 
     def client_flops(self, cut: str) -> int:
         """Of the forward and the backward pass before the cut."""
@@ -46,36 +66,66 @@ class Step:
         backward = [alive - server_gradients for alive in self.alive[self._gradient_at(cut) :]]
         return max([0, *forward, *backward])
 
+    def server_flops(self, cut: str, *, cut_gradient: bool = True) -> int:
+        """Of what is behind the cut; without the gradient of the cut, its layer's gradient of the input is left out."""
+        behind = sum(self.flops) - self.client_flops(cut)
+        if cut_gradient or cut not in self.gradient_came:
+            return behind
+        last = next((place for place in reversed(range(self._gradient_at(cut))) if self.flops[place]), 0)
+        return behind - self.flops[last] // (2 if last in self.joint else 1)
+
+    def weight_flops(self, cut: str, later: str) -> int:
+        """Of the gradients of the weights of convolutions between two cuts."""
+        places = range(self._gradient_at(later), self._gradient_at(cut))
+        return sum(self.flops[place] // 2 for place in places if place in self.joint)
+
+    def client_kept(self, cut: str) -> int:
+        """Bytes that autograd keeps for what is before the cut."""
+        return sum(each.bytes for each in self.kept.values() if each.first < self.kept_before[cut])
+
+    def server_kept(self, cut: str) -> int:
+        """Bytes that autograd keeps for what is behind the cut."""
+        return sum(each.bytes for each in self.kept.values() if each.last >= self.kept_before[cut])
+
+    def all_kept(self) -> int:
+        """Bytes that autograd keeps for both; what both sides keep counts once."""
+        return sum(each.bytes for each in self.kept.values())
+
     def _gradient_at(self, cut: str) -> int:
         """The end of the step where no gradient reaches the cut: what comes before it is frozen."""
         return self.gradient_came.get(cut, len(self.flops))
 
 
-class _Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Meter(FlopCounter):  # type: ignore[no-untyped-call]
     """Counts the FLOPs of every operation and the bytes of the tensors that are alive after it."""
 
-    def __init__(self, step: Step, known: list[Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+    def __init__(self, step: Step, weights: list[Tensor], inputs: list[Tensor]) -> None:
+        super().__init__()
         self.step = step
         self.bytes = 0
         self._storages: dict[int, weakref.ref[Any]] = {}
-        for tensor in known:
+        self._weights = {tensor.untyped_storage()._cdata for tensor in weights}
+        for tensor in (*weights, *inputs):
             self._watch(tensor, counts=False)
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # else torch loads its compiler, which takes longer than the step
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
+    def note(self, flops: int, operation: Any, result: Any) -> None:
+        """One operation more."""
         for tensor in tensor_leaves(result):
             self._watch(tensor)
-        count = flop_registry.get(func._overloadpacket)
-        self.step.flops.append(count(*args, **(kwargs or {}), out_val=result) if count else 0)
+        if flops and "convolution" in str(operation):
+            self.step.joint.add(len(self.step.flops))
+        self.step.flops.append(flops)
         self.step.alive.append(self.bytes)
-        return result
+
+    def keep(self, tensor: Tensor) -> Tensor:
+        """Autograd keeps a tensor."""
+        storage = tensor.untyped_storage()
+        if (key := storage._cdata) not in self._weights:
+            now = self.step.times_kept
+            first = self.step.kept[key].first if key in self.step.kept else now
+            self.step.kept[key] = Kept(storage.nbytes(), first, now)
+        self.step.times_kept += 1
+        return tensor
 
     def _watch(self, tensor: Tensor, counts: bool = True) -> None:
         storage = tensor.untyped_storage()
@@ -103,6 +153,7 @@ class _Mark:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         output = self.original(*args, **kwargs)
         self.step.returned[self.name] = len(self.step.flops)
+        self.step.kept_before[self.name] = self.step.times_kept
         for tensor in tensor_leaves(output)[:1]:
             if tensor.requires_grad:
                 tensor.register_hook(self._gradient)  # type: ignore[no-untyped-call]
@@ -112,8 +163,15 @@ class _Mark:
         self.step.gradient_came[self.name] = len(self.step.flops)
 
 
-def training_step(analysis: Analysis) -> Step:
-    """One forward and backward pass in training mode. The loss is the mean of the outputs.
+Prepare = Callable[[nn.Module], None]
+"""Changes a copy of a model before its step."""
+
+Loss = Callable[[Any], Tensor]
+"""A scalar of a model's output."""
+
+
+def training_step(analysis: Analysis, prepare: Prepare | None = None, loss: Loss | None = None) -> Step:
+    """One forward and backward pass in training mode. The loss is the mean of the outputs, if no other is given.
 
     The step of a large model is not computed, unless its code looks at values.
     """
@@ -121,15 +179,21 @@ def training_step(analysis: Analysis) -> Step:
         try:
             # Tensors that have no data but a device, by which operations choose how they compute.
             fake = FakeTensorMode(allow_non_fake_inputs=True)
-            return _taken(analysis, lambda tensor: without_data(fake, tensor), fake)
+            return _taken(analysis, lambda tensor: without_data(fake, tensor), fake, prepare, loss)
         except Exception:
             if analysis.on_meta:
                 raise
     with torch.random.fork_rng(devices=analysis.cuda_devices):
-        return _taken(analysis, _own, nullcontext())
+        return _taken(analysis, _own, nullcontext(), prepare, loss)
 
 
-def _taken(analysis: Analysis, tensor: Callable[[Tensor], Tensor], context: AbstractContextManager[Any]) -> Step:
+def _taken(
+    analysis: Analysis,
+    tensor: Callable[[Tensor], Tensor],
+    context: AbstractContextManager[Any],
+    prepare: Prepare | None,
+    loss: Loss | None,
+) -> Step:
     model = skeleton(analysis.model, tensor)
     if not model.training:
         model.train()
@@ -139,14 +203,21 @@ def _taken(analysis: Analysis, tensor: Callable[[Tensor], Tensor], context: Abst
             module.__dict__["forward"] = _Mark(module, name, step)
     leaves = [tensor(leaf) if isinstance(leaf, Tensor) else leaf for leaf in analysis.inputs.leaves]
     args, kwargs = analysis.inputs.arguments(leaves)
-    known = [*model.parameters(), *model.buffers(), *tensor_leaves(leaves)]
-    with context, torch.enable_grad(), _Meter(step, known):
-        outputs = tensor_leaves(model(*args, **kwargs))
-        terms = [output.float().mean() for output in outputs if output.requires_grad]
-        loss = sum(terms[1:], start=terms[0])
-        del outputs, terms
-        loss.backward()  # type: ignore[no-untyped-call]
+    with context:
+        if prepare is not None:
+            prepare(model)
+        meter = _Meter(step, [*model.parameters(), *model.buffers()], tensor_leaves(leaves))
+        with torch.enable_grad(), meter, saved_tensors_hooks(meter.keep, lambda tensor: tensor):
+            value = (loss or _mean)(model(*args, **kwargs))
+            step.loss_at = len(step.flops)
+            if value.requires_grad:  # else all is frozen
+                value.backward()  # type: ignore[no-untyped-call]
     return step
+
+
+def _mean(output: Any) -> Tensor:
+    terms = [tensor.float().mean() for tensor in tensor_leaves(output) if tensor.requires_grad]
+    return sum(terms[1:], start=terms[0])
 
 
 def _own(tensor: Tensor) -> Tensor:

@@ -139,6 +139,7 @@ class Gate:
 
 
 def is_inside_encoder_layer(model: nn.Module, name: str) -> bool:
+    """Whether a module of the model is part of a TransformerEncoderLayer of torch."""
     parts = name.split(".")
     outer = (model.get_submodule(".".join(parts[:end])) for end in range(len(parts)))
     return any(isinstance(module, nn.TransformerEncoderLayer) for module in outer)
@@ -155,6 +156,7 @@ def structure_of(text: str) -> pytree.TreeSpec:
 
 
 def plain_leaf(leaf: Any) -> PlainLeaf:
+    """The shape of a tensor; a plain value as it is; None for all else."""
     if isinstance(leaf, Tensor):
         return tuple(leaf.shape)
     return leaf if leaf is None or isinstance(leaf, bool | int | float | str) else None

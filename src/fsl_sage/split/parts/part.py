@@ -24,7 +24,7 @@ from fsl_sage.split.parts.gates import (
     plain_leaf,
     structure_of,
 )
-from fsl_sage.split.plan.split_plan import CutPlan, LeafPlan, SplitPlan, dtype_of
+from fsl_sage.split.plan.split_plan import BoundaryTensor, CutPlan, LeafPlan, SplitPlan, dtype_of
 from fsl_sage.split.trace.skeleton import (
     call_arguments,
     holder_and_attribute,
@@ -56,9 +56,11 @@ class Part(nn.Module):
         self.__dict__[_PASSAGE] = Passage(model, plan, name)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """From the model's inputs or a `Boundary` to a `Boundary` or the model's output, as the class says."""
         return passage(self).run(args, kwargs)
 
     def train(self, mode: bool = True) -> Part:
+        """Switch to training or evaluation, as for any module."""
         passage(self).model.training = mode
         super().train(mode)
         return self
@@ -69,6 +71,7 @@ class Part(nn.Module):
         return self
 
     def extra_repr(self) -> str:
+        """What `print` shows of the part."""
         return passage(self).describe()
 
 
@@ -76,6 +79,12 @@ def passage(part: Part) -> Passage:
     """What a part knows of itself."""
     found: Passage = part.__dict__[_PASSAGE]
     return found
+
+
+def crossing_tensors(part: nn.Module) -> tuple[BoundaryTensor, ...]:
+    """What a part sends across the cut behind it; nothing if it is the last one, or no part."""
+    found = passage(part).exit if isinstance(part, Part) else None
+    return found.tensors if found else ()
 
 
 def share_registries(module: nn.Module, model: nn.Module) -> None:

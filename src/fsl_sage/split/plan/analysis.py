@@ -59,6 +59,7 @@ class Analysis:
 
     @property
     def cuda_devices(self) -> list[int]:
+        """The numbers of the GPUs that the model is on."""
         devices = {tensor.device for tensor in self.tensors.values()}
         return sorted(device.index or 0 for device in devices if device.type == "cuda")
 

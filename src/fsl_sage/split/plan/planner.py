@@ -28,6 +28,7 @@ class CutPlanner:
         self.input_names = input_names
 
     def plan(self, cut: str, found: list[Crossing]) -> CutPlan:
+        """What crosses a cut, and what each call behind it gets; `found` has the crossings by trace."""
         tensors = self.tensors(cut, found)
         sent = {Key(tensor.module, tensor.nth) for tensor in tensors if tensor.module is not None}
         repeated = set().union(*(crossing.repeated for crossing in found)) - sent

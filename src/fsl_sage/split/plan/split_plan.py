@@ -28,6 +28,7 @@ class Dimension:
     """False where the boundary tensors do not tell it, and `size` is only that of the example."""
 
     def of(self, tensors: Sequence[Tensor]) -> int:
+        """The size of the dimension, given the boundary tensors."""
         if self.tensor is None:
             return self.size
         return tensors[self.tensor].shape[self.dimension] * self.size // self.per
@@ -136,6 +137,7 @@ class SplitPlan:
 
     @classmethod
     def from_dict(cls, plan: Mapping[str, Any]) -> SplitPlan:
+        """A plan from plain values, as `to_dict` gives them."""
         return cls(
             cuts=tuple(_cut_plan(cut) for cut in plan["cuts"]),
             inputs=tuple(_leaf_plan(leaf) for leaf in plan["inputs"]),
@@ -166,10 +168,12 @@ def _leaf_plan(leaf: Mapping[str, Any]) -> LeafPlan:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
+    """The name of a type, such as float32."""
     return str(dtype).removeprefix("torch.")
 
 
 def dtype_of(name: str) -> torch.dtype:
+    """The type of a name, such as float32."""
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise SplitError(f"the plan names a type '{name}' that torch does not have")

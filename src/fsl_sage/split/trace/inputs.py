@@ -27,6 +27,13 @@ class Inputs:
 
     @classmethod
     def of(cls, model: nn.Module, example: Any, private: Collection[str] = ()) -> Inputs:
+        """The arguments of an example: a tensor, a tuple of arguments, or a dict of keyword arguments.
+
+        Args:
+            model: What they are for; its signature gives positional arguments their names.
+            example: The arguments.
+            private: Further inputs that must never cross.
+        """
         args, kwargs = call_arguments(example)
         parameters = list(inspect.signature(model.forward).parameters.values())
         named = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -71,10 +78,12 @@ class Inputs:
         )
 
     def arguments(self, leaves: Iterable[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments and keyword arguments that have these leaves."""
         args, kwargs = pytree.tree_unflatten(leaves, self.structure)
         return args, kwargs
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> tuple[Any, ...]:
+        """The leaves, with `change` applied to every tensor."""
         return tuple(change(leaf) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves)
 
     def doubled(self) -> tuple[Any, ...]:

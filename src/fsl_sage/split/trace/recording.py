@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from fsl_sage.errors import InputError, described
+from fsl_sage.split.errors import SplitError
 from fsl_sage.split.trace.skeleton import Original, tensor_leaves
 
 _DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "rrelu"}
@@ -64,6 +66,7 @@ class Leaf:
 
     @property
     def is_tensor(self) -> bool:
+        """Whether it is a tensor and no plain value."""
         return self.node >= 0
 
 
@@ -82,6 +85,8 @@ class Call:
 
 @dataclass(slots=True)
 class Trace:
+    """What happened in one run of a model: the tensors that were made, and the calls of its modules."""
+
     nodes: list[Node] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     inputs: list[Leaf] = field(default_factory=list)
@@ -123,6 +128,8 @@ class _Tracer(TorchFunctionMode):
         super().__init__()
         self.trace = Trace()
         self._running = -1
+        self.failed_in = ""
+        """The innermost module whose forward raised."""
         self._states: dict[int, _Tag] = {}
         self._storages = 0
         self._written: dict[int, list[tuple[int, int]]] = {}
@@ -160,6 +167,9 @@ class _Tracer(TorchFunctionMode):
         outer, self._running = self._running, len(self.trace.calls) - 1
         try:
             yield call
+        except Exception:
+            self.failed_in = self.failed_in or name
+            raise
         finally:
             self._running = outer
 
@@ -294,6 +304,13 @@ def record(
     # A module object that is registered twice is one module and gets one name.
     for name, module in model.named_modules():
         module.__dict__["forward"] = _Watch(module, name, tracer)
-    with torch.no_grad(), tracer:
-        model(*args, **kwargs)
+    try:
+        with torch.no_grad(), tracer:
+            model(*args, **kwargs)
+    except InputError:
+        raise
+    except Exception as error:
+        given = ", ".join(str(list(leaf.shape)) for leaf in leaves if isinstance(leaf, Tensor))
+        where = f"its module {tracer.failed_in} raises" if tracer.failed_in else "it raises"
+        raise SplitError(f"the model fails on a batch of the shape {given}: {where} {described(error)}.") from error
     return tracer.trace

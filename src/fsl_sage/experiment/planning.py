@@ -1,0 +1,379 @@
+"""What a step of a role will take, for every cut of a model, before anything runs.
+
+An algorithm's own code is played on shapes by roles that write down what they are asked: a forward pass whose graph
+stays open, a backward pass that closes it. What each of these costs at a cut is read off training steps of the whole
+model on tensors without data; for an auxiliary, of the model without the blocks that it leaves out.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from fsl_sage.algorithms import make_algorithm
+from fsl_sage.alignment.passes import Smash
+from fsl_sage.config import Config
+from fsl_sage.engines.base import Delivery, Replies, Setup, advance
+from fsl_sage.engines.dry import DryClient, DryEngine, DrySServer
+from fsl_sage.engines.server import HostedServer, NoServer
+from fsl_sage.experiment.federation import draw_cohort
+from fsl_sage.experiment.setup import make_dry_setup
+from fsl_sage.models import is_language_model, is_trained_in_auxiliary
+from fsl_sage.optimizers import state_shapes
+from fsl_sage.problems.base import Batch, Problem, example_shapes
+from fsl_sage.problems.parts import META
+from fsl_sage.roles.footprint import Footprint
+from fsl_sage.split import Analysis, AuxiliaryStates, SplitError, Step, training_step
+from fsl_sage.wire.ledger import Ledger
+from fsl_sage.wire.link import Link
+from fsl_sage.wire.message import Message, nbytes
+
+# What the roles are asked
+
+
+class Event(NamedTuple):
+    """One thing that a role does in a step."""
+
+    what: str
+    """open: a forward pass with a graph; close: its backward pass; pass: a forward pass without one; step: of the
+    optimizers."""
+    part: str = ""
+    samples: int = 0
+    cut_gradient: bool = True
+
+
+class Plan(NamedTuple):
+    """What client and S-server do in their first steps, in order."""
+
+    client: list[Event]
+    server: list[Event]
+    copies: int
+    """Server-side models beside the shared one, which is then not trained itself."""
+
+
+class _Client(DryClient):
+    """A client that takes one step and writes down what it is asked."""
+
+    def __init__(self, id: int, engine: DryEngine, setup: Setup) -> None:
+        super().__init__(id, engine, Delivery(setup.initial, {}))
+        self.events: list[Event] = []
+        self._opened: list[str] = []
+        self._samples = 0
+        self._at_it = False
+
+    def batches(self, t: int, steps: range | None = None) -> Iterator[Batch]:
+        for batch in islice(super().batches(t, steps), 1):
+            self._samples, self._at_it = _samples(batch.inputs), True
+            yield batch
+            self._at_it = False
+
+    def own_examples(self) -> Iterator[Batch]:
+        yield from islice(super().own_examples(), 1)
+
+    def _note(self, what: str, part: str = "") -> None:
+        if self._at_it:
+            self.events.append(Event(what, part, self._samples))
+
+    def _through(self, part: str) -> None:
+        self._note("open", part)
+        self._note("close", part)
+
+    def forward(self, batch: Batch) -> Smash:
+        self._open("client")
+        return super().forward(batch)
+
+    def output(self, part: str, *inputs: Tensor) -> Any:
+        self._open(part)
+        return super().output(part, *inputs)
+
+    def _open(self, part: str) -> None:
+        self._opened.append(part)
+        self._note("open", part)
+
+    def infer(self, batch: Batch, part: str) -> tuple[Smash, Any]:
+        at_it, self._at_it = self._at_it, False
+        found = super().infer(batch, part)
+        self._at_it = at_it
+        self._note("pass", "client")
+        self._note("pass", part)
+        return found
+
+    def auxiliary_gradient(self, z: Smash, target: Mapping[str, Tensor]) -> Smash:
+        self._through("auxiliary")
+        return super().auxiliary_gradient(z, target)
+
+    def server_gradient(self, z: Smash, target: Mapping[str, Tensor]) -> Smash:
+        self._through("server")
+        return super().server_gradient(z, target)
+
+    def gradient(self, part: str, z: Smash, loss: Callable[[Any], Tensor]) -> Smash:
+        self._through(part)
+        return super().gradient(part, z, loss)
+
+    def backward(self, z: Smash, gradient: Smash) -> None:
+        self._note("close", "client")
+        self._opened = [part for part in self._opened if part != "client"]
+
+    def minimise(self, loss: Tensor) -> None:
+        for part in reversed(self._opened):
+            self._note("close", part)
+        self._opened = []
+        self.step()
+
+    def step(self, **lr: float) -> None:
+        self._note("step")
+
+    def loss(self, batch: Batch, part: str, *, leaves_trace: bool = True) -> tuple[Smash, Tensor]:
+        self._note("pass", "client")
+        self._note("pass", part)
+        return DryClient.forward(self, batch), torch.empty((), device="meta")
+
+
+class _SServer(DrySServer):
+    """An S-server that writes down what it is asked up to its first optimizer step."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self.events: list[Event] = []
+        self.copies: set[int] = set()
+        self._opened: list[Event] = []
+
+    def _note(self, what: str, samples: int = 0, *, cut_gradient: bool = True) -> None:
+        if not any(event.what == "step" for event in self.events):
+            self.events.append(Event(what, "server", samples, cut_gradient))
+
+    def _through(self, smashed: Message, *, cut_gradient: bool) -> None:
+        for what in ("open", "close"):
+            self._note(what, len(smashed.smashed[0]), cut_gradient=cut_gradient)
+
+    def learn(self, client: int, smashed: Message, *, cut_gradient: bool = False, own_copy: bool = False) -> Smash:
+        if own_copy:
+            self.copies.add(client)
+        self._through(smashed, cut_gradient=cut_gradient)
+        self._note("step")
+        return super().learn(client, smashed, cut_gradient=cut_gradient, own_copy=own_copy)
+
+    def join(self, client: int, smashed: Message, share: float) -> Smash:
+        self._through(smashed, cut_gradient=True)
+        return super().join(client, smashed, share)
+
+    def step(self, step: int) -> None:
+        self._note("step")
+
+    def output(self, *z: Tensor, leaves_trace: bool = True) -> Any:
+        self._note("open", len(z[0]), cut_gradient=False)
+        self._opened.append(Event("close", "server", len(z[0]), cut_gradient=False))
+        return super().output(*z, leaves_trace=leaves_trace)
+
+    def infer(self, *z: Tensor) -> Any:
+        self._note("pass", len(z[0]))
+        return super().infer(*z)
+
+    def join_loss(self, loss: Tensor) -> None:
+        for event in reversed(self._opened):
+            self._note("close", event.samples, cut_gradient=False)
+        self._opened = []
+
+    def minimise(self, loss: Tensor, share: float) -> None:
+        self.join_loss(loss)
+        self._note("step")
+
+
+def _samples(inputs: Any) -> int:
+    return next(len(leaf) for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor))
+
+
+def plan_of(config: Config, problem: Problem, cut: str) -> Plan:
+    """What the roles of the configured algorithm do in their first steps; it is the same at every cut."""
+    config = replace(config, model=replace(config.model, cut=cut), local_steps=1)
+    setup = make_dry_setup(config, problem, [config.batch_size] * config.clients)
+    engine, algorithm = DryEngine(setup), setup.algorithm
+    group = algorithm.turns(0, draw_cohort(config, 0), dict.fromkeys(range(config.clients), 1))[0]
+    players = {id: _Client(id, engine, setup) for id in sorted(group)}
+    rounds = {id: algorithm.local_round(player, 0) for id, player in players.items()}
+    role = _SServer(setup)
+    server = HostedServer(setup, role) if algorithm.has_s_server else NoServer()
+    replies: Replies = dict.fromkeys(players)
+    while replies:
+        uploads = {id: said for id, reply in replies.items() if (said := advance(rounds[id], reply)) is not None}
+        numbered = {id: replace(said, values={**said.values, "step": 0}) for id, said in uploads.items()}
+        replies = server.exchange(numbered, Link(Ledger()))
+    server.end_of_round(0)
+    return Plan(next(iter(players.values())).events, role.events, len(role.copies))
+
+
+# What that costs
+
+
+class Planner:
+    """Footprints of the configured algorithm's roles at the cuts of a model."""
+
+    def __init__(self, config: Config, problem: Problem, analysis: Analysis, auxiliaries: AuxiliaryStates) -> None:
+        self._config = config
+        self._analysis = analysis
+        self._auxiliaries = auxiliaries
+        self._loss = _loss_of(config, problem)
+        self.step = training_step(analysis, loss=self._loss)
+        """Of the whole model."""
+        self._algorithm = make_algorithm(config)
+        self._steps: dict[tuple[str, ...], tuple[Step, str]] = {}
+
+    def at(self, plan: Plan, cut: str) -> dict[str, Footprint]:
+        """By role; nothing where this cut allows no such auxiliary."""
+        try:
+            client = self._client(plan.client, cut)
+        except SplitError:
+            return {}
+        if not plan.server:
+            return {"client": client}
+        return {"client": client, "server": self._server(plan, cut)}
+
+    def _client(self, events: Sequence[Event], cut: str) -> Footprint:
+        holds, trains = self._algorithm.holds, self._algorithm.trained_in(0)
+        behind = "auxiliary" if "auxiliary" in holds else "server"
+        step, extra = self.step, 0
+        if behind == "auxiliary":
+            step, last = self._step_without(cut, trained="auxiliary" in trains)
+            extra = 0 if "auxiliary" in trains else step.weight_flops(cut, last)
+        costs = {"client": _front(step, cut), behind: _behind(step, cut, extra)}
+        shared = costs["client"].kept + costs[behind].kept - step.all_kept()
+        stepped = any(event.what == "step" for event in events)
+        parts = {part: self._tensors(part, cut) for part in holds}
+        trained = [tensor for part in holds if part in trains and stepped for tensor in _trained(parts[part])]
+        static = _bytes(tensor for tensors in parts.values() for tensor in tensors.values()) + self._training(trained)
+        return _played(events, costs, shared, self._config.batch_size, static)
+
+    def _server(self, plan: Plan, cut: str) -> Footprint:
+        tensors = self._tensors("server", cut)
+        trained, held = _trained(tensors), _bytes(tensors.values())
+        static = held + self._training(trained)
+        if plan.copies:  # gradients are of one copy at a time; frozen weights are shared
+            gradients = sum(tensor.nbytes for tensor in trained)
+            buffers = sum(tensor.nbytes for tensor in tensors.values() if not isinstance(tensor, nn.Parameter))
+            copy = self._training(trained) + buffers
+            static = held + plan.copies * copy + gradients
+        return _played(plan.server, {"server": _behind(self.step, cut)}, 0, self._config.batch_size, static)
+
+    def _tensors(self, part: str, cut: str) -> dict[str, Tensor]:
+        """All that a part holds; an auxiliary's weights that only it trains are marked as such."""
+        if part != "auxiliary":
+            names = self._analysis.parts([cut], tied="untie")[0][part]
+            return {name: self._analysis.tensors[name] for name in names}
+        return {name: self._opened(name, tensor) for name, tensor in self._auxiliaries.at(cut).items()}
+
+    def _opened(self, name: str, tensor: Tensor) -> Tensor:
+        model = self._analysis.model
+        if not is_language_model(model) or not is_trained_in_auxiliary(model, self._config.lora, name):
+            return tensor
+        return nn.Parameter(torch.empty_like(tensor, device="meta"))
+
+    def _training(self, trained: Sequence[Tensor]) -> int:
+        """Gradients, and what the optimizer remembers: Adam has a counter for each weight too."""
+        optimizer = self._config.optimizer
+        weights = {str(number): tensor for number, tensor in enumerate(trained)}
+        counters = 0 if optimizer.name == "sgd" else 4 * len(trained)
+        return nbytes(weights) + nbytes(state_shapes(optimizer.name, weights, optimizer.momentum)) + counters
+
+    def _step_without(self, cut: str, *, trained: bool) -> tuple[Step, str]:
+        """A step of the client's part and the auxiliary: of the model without what the auxiliary leaves out.
+
+        One step serves all cuts whose auxiliaries leave out the same. Where clients do not train the auxiliary, its
+        weights are frozen from the last of these cuts on, which is returned too.
+        """
+        recipe = self._auxiliaries.recipe(cut)
+        left_out = tuple(call.name for call in recipe.left_out)
+        if left_out not in self._steps:
+            last = [name for name in self._analysis.cut_names if self._leaves_out(name) == left_out][-1]
+            state = {name: self._opened(name, tensor) for name, tensor in self._auxiliaries.at(last).items()}
+
+            def prepare(model: nn.Module) -> None:
+                recipe.leave_out(model)
+                recipe.make_linears(model)
+                for name, weight in model.named_parameters():
+                    if name in state:
+                        weight.requires_grad_(trained and state[name].requires_grad)
+
+            self._steps[left_out] = training_step(self._analysis, prepare, self._loss), last
+        return self._steps[left_out]
+
+    def _leaves_out(self, cut: str) -> tuple[str, ...] | None:
+        try:
+            return tuple(call.name for call in self._auxiliaries.recipe(cut).left_out)
+        except SplitError:
+            return None
+
+
+class _Cost(NamedTuple):
+    """A forward and a backward pass of a part, on a batch."""
+
+    kept: int
+    forward: int
+    backward: int
+    without_cut_gradient: int
+    """The FLOPs of the backward pass, if nobody asks for the gradient of the cut."""
+
+
+def _front(step: Step, cut: str) -> _Cost:
+    forward = sum(step.flops[: step.returned[cut]])
+    backward = step.client_flops(cut) - forward
+    return _Cost(step.client_kept(cut), forward, backward, backward)
+
+
+def _behind(step: Step, cut: str, extra: int = 0) -> _Cost:
+    """`extra` are FLOPs of gradients that nobody asks for."""
+    forward = sum(step.flops[step.returned[cut] : step.loss_at])
+    both, less = (step.server_flops(cut, cut_gradient=wanted) - forward - extra for wanted in (True, False))
+    return _Cost(step.server_kept(cut), forward, both, less)
+
+
+def _played(events: Iterable[Event], costs: Mapping[str, _Cost], shared: int, batch: int, static: int) -> Footprint:
+    """The peak of what graphs keep, and the sum of all operations."""
+    kept = peak = flops = 0
+    opened: list[str] = []
+    for event in events:
+        cost, share = costs.get(event.part), event.samples / batch
+        if cost is None:
+            continue
+        if event.what == "close":
+            opened.remove(event.part)
+            flops += int((cost.backward if event.cut_gradient else cost.without_cut_gradient) * share)
+            kept -= int(cost.kept * share) - (shared if opened else 0)
+        else:
+            flops += int(cost.forward * share)
+            if event.what == "open":
+                kept += int(cost.kept * share) - (shared if opened else 0)
+                peak = max(peak, kept)
+                opened.append(event.part)
+    return Footprint(static, peak, flops)
+
+
+def _trained(tensors: Mapping[str, Tensor]) -> list[Tensor]:
+    unique = {id(tensor): tensor for tensor in tensors.values() if tensor.requires_grad}
+    return list(unique.values())
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in {id(tensor): tensor for tensor in tensors}.values())
+
+
+def _loss_of(config: Config, problem: Problem) -> Callable[[Any], Tensor]:
+    """The task's loss of outputs without data, for targets of the right shapes.
+
+    A task may pick what counts by values, as that of texts does; then it is an entropy of everything.
+    """
+    task = problem.make_task(config, META)
+    (indices,) = example_shapes([config.batch_size])
+
+    def loss(output: Any) -> Tensor:
+        tensors = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
+        if task.sizes_vary:
+            return torch.log_softmax(tensors[0].float(), -1).mean()
+        target = task.training_batch(indices, torch.Generator()).target
+        there = {name: torch.empty_like(tensor, device=tensors[0].device) for name, tensor in target.items()}
+        return task.loss(output, there)
+
+    return loss

@@ -1,0 +1,113 @@
+"""What `cuts` says that a step takes, against what a run measures."""
+
+from dataclasses import asdict, replace
+
+import pytest
+
+from fsl_sage.algorithms import resolve
+from fsl_sage.algorithms.fsl_sage import FSLSAGEOptions
+from fsl_sage.config import Config, DataConfig, ModelConfig
+from fsl_sage.experiment.cuts import Limits, cuts_of
+from fsl_sage.experiment.planning import Planner, plan_of
+from fsl_sage.experiment.runs import run
+from fsl_sage.models import usual_auxiliary
+from fsl_sage.problems.make import make_dry_problem
+from fsl_sage.problems.parts import META, build_model
+from fsl_sage.split import Analysis, AuxiliaryStates
+from tests.conftest import merge
+from tests.texts import save_all
+
+BATCH = 16
+
+
+def config_of(model, algorithm, **changes):
+    data = DataConfig(name="cifar10-mini", train_images=2 * BATCH, test_images=10)
+    never = FSLSAGEOptions(align_rounds=(1,)) if algorithm == "fsl-sage" else None  # an alignment is in no step
+    plain = Config(algorithm=algorithm, options=never, model=ModelConfig(name=model), data=data, **changes)
+    return resolve(replace(plain, clients=2, rounds=1, batch_size=BATCH, workers=1))
+
+
+@pytest.fixture(scope="module")
+def analysed():
+    """By name, a model's problem, its analysis and its auxiliaries: the same for all algorithms."""
+    known = {}
+
+    def make(name):
+        if name not in known:
+            config = config_of(name, "fsl-sage")
+            problem = make_dry_problem(config)
+            model = build_model(config, problem, META)
+            analysis = Analysis(model, problem.largest_example(BATCH, META))
+            known[name] = problem, analysis, AuxiliaryStates(analysis, usual_auxiliary(model))
+        return known[name]
+
+    return make
+
+
+@pytest.fixture
+def both(analysed, tmp_path):
+    """Plans and measures; returns for each figure of a role (planned, measured)."""
+
+    def compare(model, algorithm, cut, **changes):
+        config = config_of(model, algorithm, **changes)
+        problem, analysis, auxiliaries = analysed(model)
+        planned = Planner(config, problem, analysis, auxiliaries).at(plan_of(config, problem, cut), cut)
+        config = replace(config, model=replace(config.model, cut=cut), out=str(tmp_path / "run"))
+        line = run(config).metrics[0]
+        return {
+            f"{role}_{name}": (value, line[f"{role}_{name}"])
+            for role, step in planned.items()
+            for name, value in asdict(step).items()
+        }
+
+    return compare
+
+
+def assert_close(pairs, rel):
+    assert {"client_static_bytes", "client_working_bytes", "client_step_flops"} <= pairs.keys()
+    for name, (planned, measured) in pairs.items():
+        assert planned == pytest.approx(measured, rel=rel), name
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "cut"),
+    [
+        ("fsl-sage", "layer2"),
+        ("fsl-sage", "layer3.0.conv2"),
+        ("cse-fsl", "layer2"),
+        ("fedavg", "layer2"),
+        ("splitfed-ss", "layer1.1.bn1"),
+    ],
+)
+def test_the_plan_of_resnet18_is_what_a_run_measures(both, algorithm, cut):
+    assert_close(both("resnet18", algorithm, cut), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    ["fsl-sage", "cse-fsl", "splitfed-ms", "sl", "cpsl", "adaptsfl", "local-loss", "heron-sfl", "fedgkt", "fedprox"],
+)
+def test_every_algorithm_is_planned_by_its_own_code(both, algorithm):
+    assert_close(both("small-cnn", algorithm, "block2"), rel=0.01)
+
+
+def test_other_optimizers_remember_other_things(both):
+    sgd = replace(Config().optimizer, name="sgd", lr=0.01, momentum=0.9)
+    assert_close(both("small-cnn", "cse-fsl", "block1", optimizer=sgd), rel=0.01)
+
+
+def test_what_does_not_fit_with_an_auxiliary_is_told():
+    """The part of ResNet-18 up to layer2 fits 50 MB with a batch of 32; with the auxiliary it does not."""
+    table = cuts_of(replace(config_of("resnet18", "fsl-sage"), batch_size=32))
+    (row,) = [row for row in table if row.point.name == "layer2"]
+    assert row.point.client_memory < 50e6 < row.client.memory < 51e6
+    assert row.obstacles(Limits(client_memory=50e6)) == ["memory"]
+
+
+def test_the_plan_of_a_step_on_texts_is_an_upper_bound(tiny, tmp_path):
+    config = tiny(**merge(save_all(tmp_path), {"algorithm": "fsl-sage", "rounds": 1, "align_rounds": [1]}))
+    (row,) = [row for row in cuts_of(config) if row.point.name == "transformer.h.0"]
+    line = run(config).metrics[0]
+    for role, step in (("client", row.client), ("server", row.server)):
+        assert step.static_bytes == line[f"{role}_static_bytes"]
+        assert step.working_bytes > line[f"{role}_working_bytes"]
