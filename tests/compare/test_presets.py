@@ -36,6 +36,7 @@ RUNS = {
     "family-sgd": 3 * 2,
     "gpt2-medium-e2e": 4,
     "imdb-minilm": 3,
+    "theory": 1,
     "niid-bench": 3 * 2,
     "smollm2_e2e": 4,
 }
