@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,25 +14,34 @@ import torch
 pytest.importorskip("flwr")
 pytest.importorskip("peft")
 
-from flwr.app import RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
 from safetensors.torch import load_file
+from torch.nn import functional as F
 
+from fsl_sage import Config, Score, TensorProblem
+from fsl_sage.algorithms import resolve
 from fsl_sage.cli import main
+from fsl_sage.config import from_dict
 from fsl_sage.deploy.agreement import at_site, read_agreement
 from fsl_sage.deploy.app import agree
 from fsl_sage.deploy.site import Place, Site
 from fsl_sage.engines.dry import DryEngine
 from fsl_sage.engines.flower import laying, weight_store
 from fsl_sage.engines.flower.contents import ABOUT, TENSORS, pack, unpack
+from fsl_sage.engines.flower.courier import Refusal
 from fsl_sage.engines.flower.foundation import Foundation
 from fsl_sage.engines.flower.inspection import Inspector, RejectedError
+from fsl_sage.engines.flower.laying import Laying
 from fsl_sage.engines.flower.weight_store import WeightStore
+from fsl_sage.engines.local import LocalEngine
 from fsl_sage.errors import InputError
-from fsl_sage.experiment import run
+from fsl_sage.experiment import Federation, run
 from fsl_sage.experiment.setup import make_dry_setup, make_setup
 from fsl_sage.problems.sites import problem_at_server
 from fsl_sage.problems.texts.one_side import load_side
 from fsl_sage.problems.texts.sites import text_shapes
+from fsl_sage.records.files import load_tensors
 from fsl_sage.split.trace.skeleton import named_tensors
 from fsl_sage.wire.message import Tensors
 
@@ -39,6 +49,7 @@ from ..conftest import tiny_config
 from ..engines.test_flower import Deployment, assert_same_run, hasty  # noqa: F401
 from ..problems.texts.test_labelled import save_bert, save_texts
 from ..texts import save_all
+from . import own_table
 
 
 def language(directory: Path, family: str = "llama", **changes: Any) -> Deployment:
@@ -316,3 +327,88 @@ def test_what_a_server_with_test_texts_alone_agrees_on(played: tuple[Deployment,
         .test_batches()
         == 1
     )
+
+
+def test_a_problem_of_ones_own_whose_data_lie_at_the_sites(tmp_path: Path) -> None:
+    """Its module is in the app; each site makes it of its own data. One site is centralised training of its rows."""
+    for place, count in (("server", 6), ("site-0", 12), ("site-1", 8)):
+        (tmp_path / place).mkdir()
+        rows = torch.randn(count, 5, generator=torch.Generator().manual_seed(count))
+        torch.save(rows, tmp_path / place / "x.pt")
+    data = {"name": "tests.deploy.own_table:table", "dir": str(tmp_path / "server")}
+    values = {"algorithm": "cse-fsl", "clients": 2, "rounds": 2, "batch_size": 4, "data": data, "device": "cpu"}
+    config = resolve(from_dict({**values, "out": str(tmp_path / "local")}, Config()))
+    deployment = Deployment(config, tmp_path, [tmp_path / "site-0", tmp_path / "site-1"], (12, 8))
+    assert (tmp_path / "app" / "tests" / "deploy" / "own_table.py").exists()
+    result = deployment.serve(deployment.grid())
+    assert all(not line["missing"] and not line["rejected"] for line in result.metrics)
+    assert result.metrics[1]["test_error"] != result.metrics[0]["test_error"]
+    about = json.loads((result.directory / "federation.json").read_text())
+    assert "the target of every example" in about["what_leaves_a_site"]
+
+    # The same two clients in one process: the numbers are the federation's.
+    torch.save(
+        torch.cat([torch.load(tmp_path / f"site-{client}" / "x.pt", weights_only=True) for client in range(2)]),
+        tmp_path / "server" / "all.pt",
+    )
+    local = make_setup(config, TwoTables(config, tmp_path), None)
+    federation = Federation(local, LocalEngine(local))
+    try:
+        for t in range(2):
+            federation.play_round(t, [0, 1])
+        model = load_tensors(result.model_file)[0]
+        assert all(torch.equal(tensor, model[name]) for name, tensor in federation.merged().items())
+    finally:
+        federation.engine.close()
+
+
+class TwoTables(TensorProblem):
+    """The rows of both sites, divided as they lie."""
+
+    def __init__(self, config: Config, directory: Path) -> None:
+        x = torch.load(directory / "server" / "all.pt", weights_only=True)
+        test = torch.load(directory / "server" / "x.pt", weights_only=True)
+        pairs = [(rows, rows.sum(1, keepdim=True)) for rows in (x, test)]
+        score = Score("test_error", higher_is_better=False)
+        super().__init__(*pairs, own_table.model, F.mse_loss, own_table.absolute, score, cut="0")
+
+    def divide(self, config: Config) -> list[torch.Tensor]:
+        return [torch.arange(12), torch.arange(12, 20)]
+
+
+class Answers:
+    """In the place of the courier: answers every message by what a site would say."""
+
+    def __init__(self, answer: Callable[[Message], RecordDict | str]) -> None:
+        self.answer = answer
+        self.asked: list[str] = []
+
+    def exchange(self, messages: dict[int, Message], timeout: float) -> dict[int, Any]:
+        self.asked += [message.metadata.message_type for message in messages.values()]
+        answers = {client: self.answer(message) for client, message in messages.items()}
+        return {client: x if isinstance(x, str) else SimpleNamespace(content=x) for client, x in answers.items()}
+
+
+def a_laying() -> Laying:
+    foundation: Any = SimpleNamespace(pack=lambda: b"")
+    return Laying(foundation, {"a" * 64: torch.zeros(10)}, "b" * 32, lambda said: None)
+
+
+def says(*lacks: Any) -> RecordDict:
+    return RecordDict({ABOUT: ConfigRecord({"lacks": list(lacks)})})
+
+
+def test_a_site_that_says_nonsense_or_always_lacks_the_same_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(laying, "PAUSE", 0.0)
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+    nonsense = Answers(lambda message: says("x", "a" * 64 + ".7", "a" * 64 + ".-1", f"{'c' * 64}.0", "a" * 64 + ".٣"))
+    assert a_laying().send({0: 5}, nonsense, 1.0) == {}, "what is not asked for in earnest is not sent"
+    stuck = Answers(lambda message: says(f"{'a' * 64}.0", f"{'a' * 64}.0"))
+    assert "are lost" in a_laying().send({0: 5}, stuck, 1.0)[0]
+    assert stuck.asked.count("query.weights") < 10
+    refuses = Answers(lambda message: Refusal("its disk is full"))
+    assert a_laying().send({0: 5, 1: 6}, refuses, 1.0) == {0: "its disk is full", 1: "its disk is full"}
+    assert len(refuses.asked) == 2
+    away = Answers(lambda message: "Node Unavailable")
+    assert a_laying().send({0: 5}, away, 1.0) == {0: "Node Unavailable"}
+    assert len(away.asked) == laying.TRIES

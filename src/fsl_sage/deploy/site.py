@@ -151,6 +151,8 @@ class Site:
     def finish(self, assignment: Assignment) -> None:
         """The run is over: keep the newest weights of what this client holds, drop the states."""
         node_state = self._node_state(assignment)
+        if assignment.foundation is not None:
+            node_state.save_foundation(assignment.foundation)
         kept = node_state.load(assignment.after)
         setup = self._setup(node_state)
         assignment = decoded(setup, assignment, kept)

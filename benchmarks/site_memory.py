@@ -1,0 +1,134 @@
+"""The peak memory of a client's process at a site, GPT-2 medium's size, against what it must hold.
+
+    python -m benchmarks.site_memory
+
+A federation on loopback with one site: SuperLink, SuperNode, TLS. The model is at its real size with random weights,
+cut after the first of its 24 blocks; the auxiliary is the next three blocks and the decoder; batches of 8 texts. The
+site gets its frozen weights in chunks before the first round. Flower starts a process for every message; the peak is
+the highest that the kernel has counted for any of those that train, from its start to the reply that has left, with all
+buffers of the transfer. It is compared with what such a process has after its imports, plus what a step needs: weights,
+gradients, the optimizer's state, and what autograd keeps.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.timing import CONSOLE
+from fsl_sage.algorithms import resolve
+from fsl_sage.config import AlignmentConfig, Config, DataConfig, LoRAConfig, ModelConfig, OptimizerConfig
+from fsl_sage.deploy.app import agree, write_app, write_sites
+from fsl_sage.deploy.demo import follow
+from fsl_sage.deploy.processes import LoopbackFederation
+from fsl_sage.records.run_directory import RunDirectory
+
+WORDS = [f"w{number}" for number in range(500)]
+TOKENS = 95
+"""Of every text, two thirds of them to be learnt."""
+BOUND = 1.1
+
+IMPORTS = """
+import flwr.supernode.runtime.run_clientapp
+import fsl_sage.deploy.site, fsl_sage.deploy.client_app
+import peft, transformers.models.gpt2.modeling_gpt2
+from pathlib import Path
+line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS"))
+print(int(line.split()[1]) * 1024)
+"""
+
+
+def write_tokenizer(directory: Path) -> Path:
+    """One token a word."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["[UNK]", "[EOS]", *WORDS]
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]", eos_token="[EOS]")
+    fast.save_pretrained(directory)
+    return directory
+
+
+def write_texts(directory: Path) -> Path:
+    """Sixteen texts to learn and two to test on."""
+    directory.mkdir()
+    draw = random.Random(0)
+    for file, count in (("train", 16), ("test", 2)):
+        lines = []
+        for _ in range(count):
+            text = [draw.choice(WORDS) for _ in range(TOKENS)]
+            row = {"prompt": " ".join(text[: TOKENS // 3]), "completion": " ".join(text[TOKENS // 3 :])}
+            lines.append(json.dumps(row))
+        (directory / f"{file}.jsonl").write_text("\n".join(lines))
+    return directory
+
+
+def configured(directory: Path) -> Config:
+    return resolve(
+        Config(
+            clients=1,
+            rounds=2,
+            batch_size=8,
+            workers=1,
+            device="cpu",
+            options={"upload_every": 2, "align_rounds": (9,)},
+            data=DataConfig(
+                name=f"jsonl:{write_texts(directory / 'texts')}",
+                tokenizer=write_tokenizer(directory / "tokenizer"),
+                sequence_length=TOKENS + 1,
+            ),
+            model=ModelConfig(name="hf:gpt2-medium"),
+            lora=LoRAConfig(auxiliary="adapters"),
+            optimizer=OptimizerConfig("adamw", lr=2e-4),
+            alignment=AlignmentConfig(samples=8),
+        )
+    )
+
+
+def main() -> None:
+    quiet = Console(quiet=True)
+    with tempfile.TemporaryDirectory() as made:
+        directory = Path(made)
+        config = configured(directory)
+        agreement, shares = agree(config, None)
+        write_app(directory / "app", config, agreement)
+        (site,) = write_sites(directory / "sites", shares, agreement)
+        with LoopbackFederation(directory / "federation") as federation:
+            federation.start_superlink()
+            federation.register([0])
+            federation.start_node(0, site, tokenizer=directory / "tokenizer")
+            follow(federation, directory, quiet)
+            done = subprocess.run(
+                [sys.executable, "-c", IMPORTS], env=federation.environment, capture_output=True, text=True, check=True
+            )
+            (result,) = (federation.directory / "state").glob("*/client-0/result.json")
+            peak = int(json.loads(result.read_text())["peak_memory_bytes"])
+        metrics = RunDirectory(directory / "run").metrics()[0]
+    imports, needs = int(done.stdout.split()[-1]), metrics["client_static_bytes"] + metrics["client_working_bytes"]
+    report(imports, metrics["client_static_bytes"], metrics["client_working_bytes"], peak)
+    if peak > BOUND * (imports + needs):
+        sys.exit(f"The peak is more than {BOUND} times that.")
+
+
+def report(imports: int, static: int, working: int, peak: int) -> None:
+    for what, count in (
+        ("after its imports", imports),
+        ("weights, gradients, optimizer", static),
+        ("kept for the backward pass", working),
+        ("together", imports + static + working),
+        ("peak of the client's process", peak),
+    ):
+        CONSOLE.print(f"{what:32} {count / 1e6:8,.0f} MB", highlight=False)
+    CONSOLE.print(f"peak / together                  {peak / (imports + static + working):8.3f}", highlight=False)
+
+
+if __name__ == "__main__":
+    main()
