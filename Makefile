@@ -24,7 +24,7 @@ test: lint
 test-long: $(VENV)/.installed-for-tests
 	$(BIN)/python -m benchmarks.hostile
 	FSL_SAGE_FUZZ=3000 $(BIN)/pytest tests/fuzz
-	$(BIN)/python -m benchmarks.chaos --kills 20
+	$(BIN)/python -m benchmarks.chaos --kills 20 --kills-a-run 4
 	$(MAKE) newcomer
 
 # The first hour of a newcomer at full length: from a wheel, in an environment of its own, outside of this folder.

@@ -10,7 +10,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-from fsl_sage.config import AlignmentConfig, Config, DataConfig, GivenOptions, ModelConfig
+from fsl_sage.config import AlignmentConfig, CodecConfig, Config, DataConfig, GivenOptions, ModelConfig
 from fsl_sage.deploy.app import agree, write_app, write_sites
 from fsl_sage.deploy.processes import HOST, NAME, LoopbackFederation
 from fsl_sage.records.run_directory import RunDirectory
@@ -76,11 +76,16 @@ def measure(config: Config, directory: Path) -> tuple[int, int]:
 
 def main() -> None:
     """Print the ratio for each algorithm that runs on Flower."""
-    for algorithm in ("fsl-sage", "cse-fsl", "fedavg"):
+    coded = CodecConfig(preset="small")
+    for algorithm, codec in (
+        *((name, CodecConfig()) for name in ("fsl-sage", "cse-fsl", "fedavg")),
+        ("fsl-sage", coded),
+    ):
         with tempfile.TemporaryDirectory() as directory:
-            moved, payload = measure(replace(CONFIG, algorithm=algorithm), Path(directory))
+            moved, payload = measure(replace(CONFIG, algorithm=algorithm, codec=codec), Path(directory))
         overhead = moved / payload - 1
-        print(f"{algorithm:10} {moved:>13,} on the sockets, {payload:>13,} payload: {overhead:.2%} more", flush=True)
+        name = f"{algorithm}, small" if codec.preset else algorithm
+        print(f"{name:15} {moved:>13,} on the sockets, {payload:>13,} payload: {overhead:.2%} more", flush=True)
 
 
 if __name__ == "__main__":

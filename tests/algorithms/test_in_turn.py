@@ -198,7 +198,7 @@ class Failing:
 def test_a_client_that_fails_is_left_out(tiny, monkeypatch, alternate):
     monkeypatch.setitem(ALGORITHMS, "sl", type("SL", (Failing, ALGORITHMS["sl"]), {}))
     result = run(tiny(algorithm="sl", alternate=alternate, on_client_failure="drop"))
-    assert result.metrics[0]["failures"] == {"1": "OSError: no disk"}
+    assert result.metrics[0]["failures"] == {"1": "OSError: no disk (test_in_turn.py, line 193)"}
     assert "failures" not in result.metrics[1]
     with pytest.raises(TrainingError, match="Client 1 failed"):
         run(tiny(algorithm="sl", alternate=alternate))

@@ -33,9 +33,11 @@ RUNS = {
     "cifar10-10k-images": 6 * 3 * 3,
     "cifar100-9999-test-images": 6,
     "family": 15 * 2,
+    "fewer-bytes": 3 * 2,
     "family-sgd": 3 * 2,
     "gpt2-medium-e2e": 4,
     "imdb-minilm": 3,
+    "theory": 1,
     "niid-bench": 3 * 2,
     "smollm2_e2e": 4,
 }

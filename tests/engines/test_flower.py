@@ -17,7 +17,7 @@ from fsl_sage.deploy.app import agree, write_app, write_sites
 from fsl_sage.deploy.client_app import make_client_app
 from fsl_sage.deploy.server_app import serve
 from fsl_sage.engines.dry import DryEngine
-from fsl_sage.engines.flower.contents import ABOUT, TENSORS, Assignment, unpack
+from fsl_sage.engines.flower.contents import ABOUT, TENSORS, Assignment, pack, unpack
 from fsl_sage.engines.flower.inspection import Inspector, RejectedError
 from fsl_sage.engines.flower.node_state import NodeState
 from fsl_sage.errors import InputError, TrainingError
@@ -497,6 +497,59 @@ def test_after_hostile_replies_the_model_is_as_if_they_had_not_come(deploy, caps
     deployment.run_directory = deployment.directory / "silent"
     deployment.serve(deployment.grid(tamper=silent), timeout=0.1)
     assert_same_run(result.directory, deployment.run_directory)
+
+
+def _first(all, words):
+    return next(path for path in sorted(all) if all[path].dtype == torch.uint8 and words in path)
+
+
+def _another_scale(all):
+    payload = all[path := _first(all, "/activations/")].clone()
+    payload[:4] = torch.tensor([float("nan")]).view(torch.uint8)
+    return {**all, path: payload}
+
+
+def _shorter(all):
+    return {**all, (path := _first(all, "weights/")): all[path][:-1]}
+
+
+def _of_another_shape(all):
+    payload = all.pop(path := _first(all, "/activations/"))
+    return {**all, path.replace("[16,", "[160000,"): payload}
+
+
+def _not_coded(all):
+    payload = all.pop(path := _first(all, "/activations/"))
+    return {**all, path.partition("@")[0]: payload}
+
+
+def _a_bomb(all):
+    zstandard = pytest.importorskip("zstandard")
+    path = _first(all, "weights/client/block1.conv")
+    bomb = zstandard.ZstdCompressor().compress(bytes(2**24))
+    return {**all, path: torch.frombuffer(bytearray(bomb), dtype=torch.uint8)}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (_another_scale, "levels that cannot be"),
+        (_shorter, "payload"),
+        (_of_another_shape, "has the shape"),
+        (_not_coded, "is not coded"),
+        (_a_bomb, "expected"),
+    ],
+)
+def test_payloads_that_cannot_be_are_rejected(deploy, spoil, reason):
+    deployment = deploy(rounds=1, codec={"activations": "int4", "update": "int8+zstd"}, data={"train_images": 96})
+
+    def hostile(client, message, reply):
+        if client == 1 and message.metadata.message_type == "train":
+            reply.content[TENSORS] = pack(spoil(unpack(reply.content[TENSORS])))
+        return reply
+
+    result = deployment.serve(deployment.grid(tamper=hostile))
+    assert reason in result.metrics[0]["rejected"]["1"]
 
 
 def test_a_reply_of_the_round_before_is_rejected(deploy):

@@ -49,7 +49,7 @@ def test_what_a_clients_code_raises_is_its_outcome(setup, monkeypatch):
     monkeypatch.setattr(FSLSAGE, "local_round", broken)
     outcome = Worker(setup).whole_round(4, 2, {}, delivery(setup), lambda upload: None)
     assert isinstance(outcome, ClientError)
-    assert str(outcome) == "Client 2 failed in round 4: ValueError: the disk is full"
+    assert str(outcome) == "Client 2 failed in round 4: ValueError: the disk is full (test_worker.py, line 47)"
     assert "in broken" in outcome.__notes__[0]
 
 

@@ -25,7 +25,7 @@ def test_what_runs_and_one_line_a_round():
     tracker.round({**ROUND, "round": 2, "fidelity_cosine": None, "fidelity_cosine_seen": None})
     tracker.finish({})
     assert lines == [
-        "cse-fsl · small-cnn on cifar10 (iid) · 5 clients, batch 32 · up to 3 rounds, going on after 1 rounds",
+        "cse-fsl · small-cnn on cifar10 (iid) · 5 clients, batch 32 · up to 3 rounds, going on after 1 round",
         "files in runs/mine",
         "round 2/3  accuracy 25.4%  loss 2.123  GiB 0.500  fidelity 0.50 → 0.75  time 1.3 s",
         "round 3/3  accuracy 25.4%  loss 2.123  GiB 0.500  fidelity -  time 1.3 s",

@@ -37,6 +37,12 @@ def test_the_page_names_what_the_package_offers() -> None:
         "split_by_analysis",
         "cut_points_of",
         "boundary_shapes",
+        "Step",
+        "crossing_tensors",
+        "fixed_tensors",
+        "passage",
+        "set_fixed",
+        "training_step",
     }
     missing = [name for name in fsl_sage.split.__all__ if name not in page and name not in internal]
     assert not missing

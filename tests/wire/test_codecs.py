@@ -327,6 +327,13 @@ def test_a_name_that_promises_too_much_is_refused(label):
         read_label(label)
 
 
+@pytest.mark.parametrize(
+    "label", ["x@float32[" + "1" * 90, "x@float32[" + "1" * 90 + "]", "x@float32[" + "1," * 90 + "]"]
+)
+def test_a_name_made_to_take_for_ever_is_none(label):
+    assert read_label(label) is None
+
+
 def test_a_name_says_what_an_array_was():
     for x in (torch.empty(()), torch.empty(0, 3), torch.empty(2, 3, dtype=torch.float64), torch.empty(7).int()):
         assert read_label(labelled("client/a@b.weight", x)) == ("client/a@b.weight", x.dtype, tuple(x.shape))

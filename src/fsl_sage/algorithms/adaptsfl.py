@@ -61,12 +61,6 @@ class AdaptSFL(JointSplitFed):
                 f"{name} cannot run with --model.batch-norm local: statistics of the layers between the cuts would "
                 "stay at some clients, and at the S-server for the others. Give average or group."
             )
-        coded = [each for each in ("update", "weights") if config.codec.word(each) != "none"]
-        if coded:
-            raise InputError(
-                f"{name} cannot run with --codec.{coded[0]} {config.codec.word(coded[0])}: a difference is coded once "
-                "for all clients, and these hold different layers. Give none for it."
-            )
         for coded in ("update", "weights"):
             if config.codec.word(coded) != "none":
                 raise InputError(

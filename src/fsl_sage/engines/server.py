@@ -37,7 +37,10 @@ class HostedServer(Server):
     def training(cls, setup: Setup, spread: SpreadOver) -> "HostedServer":
         """One that computes; `spread` shares out what may be done side by side."""
         bench = Workbench(setup.at_s_server())
-        initial = {**setup.initial, "server": bench.slots["server"].tensors()} if setup.cuts else setup.initial
+        initial = setup.initial
+        if setup.cuts:  # x_s begins at the shallowest cut, the weights in the setup are at the deepest
+            whole = {**initial["client"], **initial["server"]}
+            initial = {**initial, "server": bench.slots["server"].only(whole)}
         return cls(setup, SServer(setup.settings, bench, initial, setup.client_weights, spread, setup.cuts))
 
     def begin(self, t: int) -> None:

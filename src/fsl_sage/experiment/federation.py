@@ -155,13 +155,16 @@ class Federation:
             for kept in (self.post.waiting, self.post.changes)
         )
         measured = None if "client" in self.footprints else self._largest(clients)
-        weights, sends, version, renewal = (
+        return Delivery(
             self.f_server.weights,
+            mail,
             self.f_server.sends,
+            renewed,
+            measured,
             self.post.version,
             self.post.renewal,
+            changes,
         )
-        return Delivery(weights, mail, sends, renewed, measured, version, renewal, changes)
 
     def _brought(self, t: int, update: Update) -> Update:
         """An update as it arrives at the F-server."""

@@ -45,7 +45,12 @@ def _copy(module: nn.Module) -> nn.Module:
 
     In the places of what a replica brings it has shapes alone, which take no memory.
     """
-    unsaved = {id(owner._buffers.get(key)) for owner in module.modules() for key in owner._non_persistent_buffers_set}
+    unsaved = {
+        id(buffer)
+        for owner in module.modules()
+        for key, buffer in owner._buffers.items()
+        if key in owner._non_persistent_buffers_set
+    }
 
     def own(tensor: Tensor) -> Tensor:
         if isinstance(tensor, nn.Parameter) and not tensor.requires_grad:

@@ -22,6 +22,8 @@ HELLO, OFFER, FINISH = "hello", "offer", "finish"
 """What a node is asked beside training: which client it is, which weights of its foundation it lacks, to end the run.
 """
 SAFETENSORS = "safetensors"
+GROUPS = ("held", "mail", "extra", "changes", "mail_changes")
+"""Of the tensors of an assignment."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +59,7 @@ class Assignment:
         about = {
             name: getattr(self, name) for name in ("run", "round", "client", "after", "keep", "measured", "version")
         }
-        groups = {"held": self.held, "mail": self.mail, "extra": self.extra}
-        groups |= {"changes": self.changes, "mail_changes": self.mail_changes}
-        tensors = {path: x for group, own in groups.items() for path, x in flat(own, f"{group}/").items()}
+        tensors = {path: x for group in GROUPS for path, x in flat(getattr(self, group), f"{group}/").items()}
         content = RecordDict({ABOUT: ConfigRecord(about), TENSORS: pack(tensors)})
         if self.foundation is not None:
             content[FOUNDATION] = as_record(self.foundation)
@@ -73,24 +73,12 @@ class Assignment:
         block = None if foundation is None else foundation["block"].data
         for record in records.array_records.values():
             record.clear()
-        groups = {
-            group: grouped(below(f"{group}/", tensors))
-            for group in ("held", "mail", "extra", "changes", "mail_changes")
-        }
+        groups = {group: grouped(below(f"{group}/", tensors)) for group in GROUPS}
         about = records.config_records[ABOUT]
         round, client, after, keep = (int(about[name]) for name in ("round", "client", "after", "keep"))  # type: ignore[arg-type]
         release, measured = str(about["version"]), bool(about["measured"])
-        return cls(
-            str(about["run"]),
-            round,
-            client,
-            after,
-            keep,
-            **groups,
-            foundation=block,
-            measured=measured,
-            version=release,
-        )
+        more = {**groups, "foundation": block, "measured": measured, "version": release}
+        return cls(str(about["run"]), round, client, after, keep, **more)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

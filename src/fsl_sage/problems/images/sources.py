@@ -147,8 +147,12 @@ def _chosen(labels: Tensor, count: int | None, least: int, what: str, name: str,
 def _unknown(name: str) -> UnknownSetError:
     path = Path(name).expanduser()
     kind = {".npz": "npz", ".jsonl": "jsonl"}.get(path.suffix, "folder" if path.is_dir() else None)
-    if kind is not None and path.exists():
+    if name and kind is not None and path.exists():
         return UnknownSetError(
             f"'{name}' is a {'folder' if path.is_dir() else 'file'}: to learn from it give {kind}:{name}."
+        )
+    if "." in name and ":" not in name:  # how a problem that was given as an object is recorded
+        return UnknownSetError(
+            f"'{name}' is not a known data set. If it was given in Python as problem=, give it in this way again."
         )
     return UnknownSetError(f"'{name}' is not a known data set{nearest(name, ACCEPTED_NAMES, '; there are')}")

@@ -130,7 +130,8 @@ def labelled(name: str, x: Tensor) -> str:
     return f"{name}@{str(x.dtype).removeprefix('torch.')}[{shape}]"
 
 
-_LABEL = re.compile(r"(.*)@(\w+)\[((?:\d{1,12},?){0,8})\]", re.ASCII | re.DOTALL)
+# A row of digits can be read in one way only: in many, an expression would try them all, and a peer chooses the name.
+_LABEL = re.compile(r"(.*)@(\w+)\[((?:\d{1,15}(?:,\d{1,15}){0,7})?)\]", re.ASCII | re.DOTALL)
 
 
 def read_label(label: str) -> Label | None:
