@@ -130,7 +130,9 @@ CASES: dict[str, Case] = {
     "ray-fsl-sage": Case({"algorithm": "fsl-sage", "engine": "ray"}),
     "ray-splitfed-ss": Case({"algorithm": "splitfed-ss", "engine": "ray"}),
     "flower-fsl-sage": Case({"algorithm": "fsl-sage"}, "flower"),
-    "flower-fedavg": Case({"algorithm": "fedavg", "cohort": 0.67, "data": SKEWED}, "flower"),
+    "flower-fedavg": Case(
+        {"algorithm": "fedavg", "cohort": 0.67, "data": SKEWED, "upload_every": None, "align_every": None}, "flower"
+    ),
     "lora-fsl-sage": Case({"algorithm": "fsl-sage"}, own="e2e"),
     "lora-splitfed-ss": Case({"algorithm": "splitfed-ss", "lora": {"dropout": 0.2}}, own="e2e"),
     "lora-fedavg": Case({"algorithm": "fedavg", "data": {"partition": "restaurant"}}, own="e2e"),
