@@ -16,13 +16,14 @@ run: $(VENV)/.installed
 # servers and clusters of their own: while those of Flower wait for each other, those of Ray compute.
 test: lint
 	@echo "2 of 3: the quick tests, two at a time. About 8 minutes on two cores."
-	$(BIN)/pytest -n 2 --dist worksteal -m "not slow"
+	$(BIN)/pytest -n 2 --dist worksteal -m "not slow and not long"
 	@echo "3 of 3: the slow tests, which start servers and clusters. About 8 minutes."
-	$(BIN)/pytest -n 2 --dist loadgroup -m slow
+	$(BIN)/pytest -n 2 --dist loadgroup -m "slow and not long"
 
 # Attacks and accidents at full length, about two hours; what they gave last is in docs/reliability.md.
 test-long: $(VENV)/.installed-for-tests
 	$(BIN)/python -m benchmarks.hostile
+	$(BIN)/pytest -m long
 	FSL_SAGE_FUZZ=3000 $(BIN)/pytest tests/fuzz
 	$(BIN)/python -m benchmarks.chaos --kills 20 --kills-a-run 4
 	$(MAKE) newcomer

@@ -270,6 +270,7 @@ def test_flower_reports_nothing_looks_nothing_up_and_installs_nothing(nodes):
     assert "--allow-runtime-dependency-installation" not in node_command("", Path(), Path(), 1, 0, Path(), Path())
 
 
+@pytest.mark.long
 def test_a_first_download_of_500_mb_survives_a_connection_that_is_cut_again_and_again(nodes, tmp_path):
     """The site goes on where it was, and starts from the weights that were sent: the run is the one without cuts."""
     model = {"name": "tests.deploy.large_model:Large", "cut": "scale"}

@@ -13,7 +13,7 @@ pytest.importorskip("peft")
 
 from fsl_sage.deploy.language_demo import Scale, language_demo
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 WORDS = "[UNK] [EOS] Order: table dish drink Waiter: One and a for number with pleasure!"
 

@@ -270,7 +270,7 @@ def test_a_client_whose_code_raises_is_dropped(small, on_ray, monkeypatch, algor
     runs = on_ray(small(engine="ray", **changes)), run(small(**changes))
     for result in runs:
         assert [line["missing"] for line in result.metrics] == [[], [1], []]
-        assert result.metrics[1]["failures"] == {"1": "ValueError: the disk is full"}
+        assert result.metrics[1]["failures"] == {"1": "ValueError: the disk is full (faulty.py, line 56)"}
         assert "failures" not in result.metrics[2]
     assert_same_run(*(result.directory for result in runs))
 

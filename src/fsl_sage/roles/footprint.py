@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from fsl_sage.models.flops import FlopCounter
@@ -149,10 +149,20 @@ def _storage(tensor: Tensor) -> int:
 
 
 def held_by(replicas: Iterable[Replica]) -> list[Tensor]:
-    """The weights and buffers of replicas, and those that stay in their modules; what modules share is there once."""
+    """The weights and buffers of replicas, and those that stay in their modules; weights that modules share, once."""
     replicas = list(replicas)
-    fixed = {id(tensor): tensor for replica in replicas for tensor in replica.slots.fixed}
+    fixed = {
+        _memory_of(tensor) if isinstance(tensor, nn.Parameter) else (place, id(tensor)): tensor
+        for place, replica in enumerate(replicas)
+        for tensor in replica.slots.fixed
+    }
     return [*(tensor for replica in replicas for tensor in replica.tensors.values()), *fixed.values()]
+
+
+def _memory_of(tensor: Tensor) -> tuple[int, int]:
+    """Which memory it is: the same for two parameters that are one tensor; of shapes alone, each has its own."""
+    pointer = 0 if tensor.is_meta else tensor.untyped_storage().data_ptr()
+    return (pointer, tensor.storage_offset()) if pointer else (-1, id(tensor))
 
 
 def static_bytes(replicas: Iterable[Replica], gradient_bytes: int) -> int:
