@@ -17,6 +17,7 @@ CIDEr weighs n-grams by how rare they are among the scored texts, so its value d
 for a single text it is 0. None of the five knows what is true: a text that names another restaurant may score well.
 """
 
+import atexit
 import math
 import shutil
 import subprocess
@@ -203,23 +204,47 @@ def _cider(texts: Texts, references: References) -> float:
 
 
 def _meteor(texts: Texts, references: References) -> float:
+    """It takes Java seconds to load METEOR's tables, so the program stays for the next texts until Python ends."""
     from pycocoevalcap.meteor.meteor import Meteor
 
-    meteor = Meteor()
+    java = shutil.which("java")
+    meteor = _METEORS.pop(java, None) or Meteor()
     process = meteor.meteor_p
     try:
-        return 100 * float(meteor.compute_score(*_keyed(texts, references))[0])
+        found = 100 * float(meteor.compute_score(*_keyed(texts, references))[0])
     except (ValueError, OSError) as error:  # a line that is no number, or a closed pipe: Java has given up
         process.kill()
         reason = (process.stderr.read().decode(errors="replace").strip().splitlines() or [str(error)])[0]
+        _end(meteor)
         raise InputError(f"METEOR, which Java runs, failed: {reason}.") from error
-    finally:  # it would leave its streams open, and where it failed wait for its own lock
-        with suppress(OSError):
-            process.stdin.close()
-        process.stdout.close()
-        process.stderr.close()
-        if meteor.lock.locked():
-            meteor.lock.release()
+    except BaseException:  # an interrupt: what it would answer next is of these texts
+        _end(meteor)
+        raise
+    _METEORS[java] = meteor
+    return found
+
+
+_METEORS: dict[str | None, Any] = {}
+"""Those that wait for texts, by the Java that runs them."""
+
+
+@atexit.register
+def _end_all() -> None:
+    for meteor in _METEORS.values():
+        _end(meteor)
+
+
+def _end(meteor: Any) -> None:
+    """Left alone it would leave its streams open, and where it failed wait for its own lock."""
+    process = meteor.meteor_p
+    with suppress(OSError):
+        process.stdin.close()
+    process.stdout.close()
+    process.stderr.close()
+    if meteor.lock.locked():
+        meteor.lock.release()
+    process.kill()
+    process.wait()
 
 
 def _keyed(texts: Texts, references: References) -> tuple[dict[int, Texts], dict[int, Any]]:
