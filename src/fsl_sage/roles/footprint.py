@@ -162,7 +162,7 @@ def held_by(replicas: Iterable[Replica]) -> list[Tensor]:
 def _memory_of(tensor: Tensor) -> tuple[int, int]:
     """Which memory it is: the same for two parameters that are one tensor; of shapes alone, each has its own."""
     pointer = 0 if tensor.is_meta else tensor.untyped_storage().data_ptr()
-    return (pointer, tensor.storage_offset()) if pointer else (-1, id(tensor))
+    return (pointer, int(tensor.storage_offset())) if pointer else (-1, id(tensor))
 
 
 def static_bytes(replicas: Iterable[Replica], gradient_bytes: int) -> int:
