@@ -32,6 +32,8 @@ from fsl_sage.roles.work import Workbench, boundary
 from fsl_sage.seeding import generator
 from fsl_sage.wire.message import Tensors
 
+PARTS = ("client", "server", "auxiliary")
+
 BATCHES = 4
 """Probe batches of a client, of the run's batch size, as far as it has examples for them."""
 
@@ -105,7 +107,7 @@ class Probe:
                 f"{setup.settings.config.algorithm} have none: give fsl-sage, lazy-fsl-sage or cse-fsl."
             )
         self._setup = setup
-        self._slots = Workbench({part: setup.modules[part] for part in ("client", "server", "auxiliary")}).slots
+        self._slots = Workbench({part: setup.modules[part] for part in PARTS}).slots
 
     def measure(self, before: Point, after: Point) -> dict[str, float | int]:
         """The quantities of the round that led from one point to the other, by name."""
@@ -128,7 +130,7 @@ class Probe:
     def _gradients(self, parts: Parts, batch: Batch) -> _Gradients:
         """Forward and backward through the whole model, and through the auxiliary in the server's place."""
         task, passes = self._setup.settings.task, self._setup.settings.passes
-        replicas = {part: _Trained(self._slots[part], parts[part]) for part in self._slots}
+        replicas = {part: _Trained(self._slots[part], {**self._setup.initial[part], **parts[part]}) for part in PARTS}
         client = replicas["client"].module()
         with batch_statistics(client), passes.autocast():
             inputs = batch.inputs
@@ -160,7 +162,7 @@ class _Trained:
     """One part's weights in its module, ready to get gradients."""
 
     def __init__(self, slots: Slots, tensors: Tensors) -> None:
-        self._replica = Replica(slots, {**slots.tensors(), **tensors}, None)
+        self._replica = Replica(slots, tensors, None)
         self.weights = [w.requires_grad_() for w in self._replica.parameters().values()]
 
     def module(self) -> torch.nn.Module:
