@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from fsl_sage.algorithms import resolve
 from fsl_sage.config import Config, from_dict, from_file
 from fsl_sage.records import figures
+from fsl_sage.report import panels
 
 TINY: dict[str, Any] = {
     "clients": 3,
@@ -60,10 +61,11 @@ def one_thread() -> None:
 
 @pytest.fixture(autouse=True)
 def undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs in this process compose their figures, and leave out what takes matplotlib longer than a tiny run trains: to
-    draw them. It does for tests marked `drawn`, and in every process of its own."""
+    """Runs and reports in this process compose their figures, and leave out what takes matplotlib longer than a tiny
+    run trains: to draw them. It does for tests marked `drawn`, and in every process of its own."""
     if not request.node.get_closest_marker("drawn"):
         monkeypatch.setattr(figures, "_save", _save_undrawn)
+        monkeypatch.setattr(panels, "_drawn", lambda figure, kind: b"not drawn")
 
 
 def _save_undrawn(figure: Figure, path: Path) -> None:

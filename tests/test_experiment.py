@@ -73,7 +73,7 @@ def test_costs_at_the_papers_setting_to_the_byte():
 def test_the_ledger_of_a_run_is_its_cost_round_by_round(tiny, algorithm, clients):
     changes = {"align_until": 0} if algorithm == "lazy-fsl-sage" else {}
     config = tiny(algorithm=algorithm, clients=clients, align_every=2, rounds=3, **changes)
-    expected = cost(config)[algorithm]
+    expected = cost(config, algorithms=[algorithm])[algorithm]
     result = run(config)
     entries = RunDirectory(result.directory).ledger()
     for t, line in enumerate(result.metrics):
@@ -97,7 +97,7 @@ def test_cost_reads_sizes_from_data_that_it_does_not_know(tmp_path):
     np.savez(path, x=rng.integers(0, 256, (100, 32, 32, 3), dtype=np.uint8), y=np.arange(100) % 4)
     config = load_preset("paper")
     config = replace(config, clients=2, batch_size=20, data=replace(config.data, name=f"npz:{path}"))
-    assert cost(config)["splitfed-ss"]["by_kind"]["activations"]["up"] == 80 * 8192
+    assert cost(config, algorithms=["splitfed-ss"])["splitfed-ss"]["by_kind"]["activations"]["up"] == 80 * 8192
 
 
 # The same bits
@@ -364,7 +364,7 @@ def test_rounds(tiny):
 
 
 def test_budget_and_target_and_time(tiny):
-    gib = cost(tiny())["fsl-sage"]["bytes_paper_aligning"] / 2**30
+    gib = cost(tiny(), algorithms=["fsl-sage"])["fsl-sage"]["bytes_paper_aligning"] / 2**30
     result = run(tiny(rounds=9, budget_gib=2.5 * gib))
     assert len(result.metrics) == 3
     assert "budget" in result.stopped

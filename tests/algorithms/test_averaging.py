@@ -260,7 +260,7 @@ def test_the_other_options_cost_nothing(tiny, rule):
 
 
 def test_costs_list_the_names(tiny):
-    costs = cost(tiny(algorithm="fedavg"))
+    costs = cost(tiny(), algorithms=["fedavg", "fedprox", "fedadam", "fedyogi", "scaffold"])
     assert costs["fedprox"] == costs["fedadam"] == costs["fedyogi"] == costs["fedavg"]
     kinds = costs["scaffold"]["by_kind"]
     assert kinds["full model"] == costs["fedavg"]["by_kind"]["full model"]

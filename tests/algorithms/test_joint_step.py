@@ -80,7 +80,7 @@ def test_bytes_are_those_of_splitfed_ss_and_workers_change_no_bit(tiny):
     assert books[0] == books[1] == books[2]
     assert (
         sum(entry.bytes for entry in books[1] if entry.round == 1)
-        == cost(joint[0].config)["splitfed-ss"]["bytes_total"]
+        == cost(joint[0].config, algorithms=["splitfed-ss"])["splitfed-ss"]["bytes_total"]
     )
     keys = ("test_loss", "train_loss", "test_accuracy")
     assert [[line[key] for key in keys] for line in joint[0].metrics] == [

@@ -10,6 +10,7 @@ import pytest
 
 import fsl_sage
 from fsl_sage.compare.grid import Grid, plan_runs
+from fsl_sage.compare.grid_run import Watcher
 from fsl_sage.config import load_preset
 from fsl_sage.errors import InputError, TrainingError
 from fsl_sage.experiment import run
@@ -36,12 +37,19 @@ def test_the_function_runs_a_grid_and_returns_its_results(preset, tmp_path):
     assert again == found  # times included: nothing ran again
 
 
-def test_a_failed_run_is_named_and_the_others_have_results(preset, tmp_path):
+def test_a_failed_run_is_named_and_does_not_stop_the_rest(preset, tmp_path):
+    told = []
+
+    class Listening(Watcher):
+        def changed(self, run):
+            told.append((run.plan.name, run.state))
+
     config = replace(load_preset(preset), rounds=1, algorithm="cse-fsl")
     vary = {"--optimizer.name": ["sgd"], "optimizer.lr": [1e30, 0.01]}
-    found = fsl_sage.compare(config, vary=vary, out=tmp_path / "grid")
+    found = fsl_sage.compare(config, vary=vary, out=tmp_path / "grid", jobs=1, watcher=Listening())
     (failed,), (finished,) = found.failures, found.results
     assert "optimizer.lr0.01" in finished
+    assert told == [(failed, "running"), (failed, "failed"), (finished, "running"), (finished, "finished")]
     with pytest.raises(TrainingError) as error:
         found.raise_failures()
     assert "1 of 2 runs failed" in str(error.value)

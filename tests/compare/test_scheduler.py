@@ -33,22 +33,6 @@ def test_an_interrupt_stops_the_runs_which_can_go_on(preset, tmp_path):
     assert again.last["round"] >= 0
 
 
-def test_a_failed_run_does_not_stop_the_rest(preset, tmp_path):
-    vary = {"rounds": (1,), "optimizer.name": ("sgd",), "optimizer.lr": (1e30, 0.01)}
-    runs = grid_of(preset, tmp_path / "grid", algorithms=("cse-fsl",), vary=vary)
-    told = []
-
-    class Listening(Watcher):
-        def changed(self, run):
-            told.append((run.plan.name, run.state))
-
-    run_grid(runs, 1, 1, start_here, Listening())
-    assert [run.state for run in runs] == ["failed", "finished"]
-    assert "Client 0 failed in round 0: its client loss became nan" in runs[0].error
-    ends = (("running", "failed"), ("running", "finished"))
-    assert told == [(run.plan.name, state) for run, states in zip(runs, ends, strict=True) for state in states]
-
-
 def test_a_directory_that_holds_another_run_is_refused(preset, tmp_path):
     name = grid_of(preset, tmp_path)[0].plan.name
     write_run(tmp_path / name, replace(load_preset(preset), rounds=7))

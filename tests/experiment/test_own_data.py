@@ -29,7 +29,7 @@ def test_every_step_of_a_study_takes_it(tmp_path, kind):
     )
     whole = run(config)
     moved = [line["bytes_paper"] for line in whole.metrics]
-    assert cost(config)["cse-fsl"]["bytes_paper"] == moved[1] - moved[0]
+    assert cost(config, algorithms=["cse-fsl"])["cse-fsl"]["bytes_paper"] == moved[1] - moved[0]
     if kind in ("folder", "prompts"):  # it takes seconds, and is the same for all images and for all texts
         assert len(cuts_of(config)) > 1
     with pytest.raises(KeyboardInterrupt):

@@ -89,7 +89,8 @@ def test_a_problem_is_named_and_trained(own, algorithm):
     assert result.score.name == "test_error"
     assert result.best_score < result.metrics[0]["test_error"]
     assert (result.config.data.name, result.config.model.name) == (f"{own}:prices", "mlp")
-    assert cost(config)[algorithm]["bytes_paper"] == result.metrics[1]["bytes_paper"] - result.metrics[0]["bytes_paper"]
+    said = cost(config, algorithms=[algorithm])[algorithm]["bytes_paper"]
+    assert said == result.metrics[1]["bytes_paper"] - result.metrics[0]["bytes_paper"]
     given = run(replace(config, out=None), problem=make_problem(config))
     assert same_weights(result, given)
 

@@ -78,6 +78,7 @@ def check_controls(page, algorithms):
     assert page.problems == []
 
 
+@pytest.mark.drawn
 @needs_chromium
 def test_the_page_of_a_grid_is_drawn_and_its_controls_work(tmp_path):
     write_grid(tmp_path / "grid", seeds=2, partitions=("iid", 0.1))
@@ -118,6 +119,7 @@ def test_the_page_of_a_grid_is_drawn_and_its_controls_work(tmp_path):
         assert page.problems == []
 
 
+@pytest.mark.drawn
 @needs_chromium
 def test_the_page_of_one_run_is_drawn(tmp_path):
     write_run(tmp_path / "run", made_up_config("fedavg"))

@@ -1,5 +1,6 @@
 """What a round, a run and the parts of a model cost, known without training."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,18 +20,26 @@ from fsl_sage.problems.base import Problem
 from fsl_sage.wire.ledger import BEFORE, GIB, Ledger, totals
 
 
-def cost(config: Config, problem: Problem | None = None) -> dict[str, dict[str, Any]]:
-    """For every algorithm of the package, and the configuration's own, the bytes of a round by kind and direction.
+def cost(
+    config: Config, problem: Problem | None = None, *, algorithms: Sequence[str] = ()
+) -> dict[str, dict[str, Any]]:
+    """For each algorithm the bytes of a round by kind and direction.
 
     The round is one whose cohort was there the round before, too. `bytes_paper_aligning` and its like are those of a
     round of FSL-SAGE that aligns; `bytes_first_download` comes once, before round 0.
-    The problem is the configuration's own if not given.
+
+    Args:
+        config: All but the algorithm.
+        problem: The configuration's own if not given.
+        algorithms: Those that are asked for; every one of the package and the configuration's own if none is given.
+            One that does not run with the configuration is left out.
     """
     kinds = {**ALGORITHMS, config.algorithm: find_algorithm(config.algorithm)}
     refuse_foreign(given_options(config.options), kinds)
+    wanted = {name: find_algorithm(name) for name in algorithms} or kinds
     smashed: dict[tuple[str, Shapes], Smash] = {}
     costs = {}
-    for name in kinds:
+    for name in wanted:
         try:
             costs[name] = _cost(_as_algorithm(config, name), smashed, problem)
         except InputError:

@@ -55,16 +55,19 @@ Painter = Callable[[Axes, Any], None]
 
 def save(drawing: Drawing, folder: Path) -> bytes:
     """Write PNG and PDF; returns the PNG."""
-    contents = {}
-    for kind in ("png", "pdf"):
-        file = BytesIO()
-        # Without the date the same data give the same file.
-        metadata = {"CreationDate": None} if kind == "pdf" else None
-        with matplotlib.rc_context(LOOK):
-            drawing.figure.savefig(file, format=kind, dpi=200, metadata=metadata)
-        contents[kind] = file.getvalue()
-        write_bytes(folder / f"{drawing.name}.{kind}", contents[kind])
+    contents = {kind: _drawn(drawing.figure, kind) for kind in ("png", "pdf")}
+    for kind, content in contents.items():
+        write_bytes(folder / f"{drawing.name}.{kind}", content)
     return contents["png"]
+
+
+def _drawn(figure: Figure, kind: str) -> bytes:
+    file = BytesIO()
+    # Without the date the same data give the same file.
+    metadata = {"CreationDate": None} if kind == "pdf" else None
+    with matplotlib.rc_context(LOOK):
+        figure.savefig(file, format=kind, dpi=200, metadata=metadata)
+    return file.getvalue()
 
 
 def pages(

@@ -142,7 +142,7 @@ def test_what_crosses_once_for_a_batch_is_not_cut_anew(config, tmp_path):
 @pytest.mark.parametrize("algorithm", ["fsl-sage", "cse-fsl", "fedavg"])
 def test_it_is_trained_and_costs_what_was_said(config, algorithm):
     config = replace(config, algorithm=algorithm)
-    said = cost(config)[algorithm]
+    said = cost(config, algorithms=[algorithm])[algorithm]
     result = run(config)
     assert {"test_macro_f1", "test_class_f1"} <= set(result.metrics[-1])
     moved = [0, *(line["bytes_paper"] for line in result.metrics)]
