@@ -33,5 +33,5 @@ def theory_figure(path: Path, theory: Theory) -> None:
     )
     axes.set_title(literal(title), fontsize="medium")
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False, fontsize="small")
+    figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize="small")
     write_bytes(path, as_png(figure))
