@@ -15,9 +15,9 @@ run: $(VENV)/.installed
 # Of the quick tests each process has one half, and helps the other when it is through with it. The slow tests start
 # servers and clusters of their own: while those of Flower wait for each other, those of Ray compute.
 test: lint
-	@echo "2 of 3: the quick tests, two at a time. About 8 minutes on two cores."
+	@echo "2 of 3: the quick tests, two at a time. About 12 minutes on two cores."
 	$(BIN)/pytest -n 2 --dist worksteal -m "not slow and not long"
-	@echo "3 of 3: the slow tests, which start servers and clusters. About 8 minutes."
+	@echo "3 of 3: the slow tests, which start servers and clusters. About 12 minutes."
 	$(BIN)/pytest -n 2 --dist loadgroup -m "slow and not long"
 
 # Attacks and accidents at full length, about two hours; what they gave last is in docs/reliability.md.
