@@ -81,4 +81,5 @@ def _draw_bytes(axes: Axes, table: Sequence[CutCosts]) -> None:
     names = [row.point.name for row in table]
     axes.set_xticklabels(names, rotation=90, fontsize="small" if len(table) < 80 else "xx-small")
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False, fontsize="small", ncols=2)
+    # The lines fill the panel: below it nothing is in the way.
+    axes.figure.legend(loc="outside lower center", frameon=False, fontsize="small", ncols=2)
