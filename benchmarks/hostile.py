@@ -10,16 +10,17 @@ import json
 import pickle
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+import zstandard
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor
 
-from fsl_sage.config import AlignmentConfig, Config, DataConfig, ModelConfig
+from fsl_sage.config import AlignmentConfig, CodecConfig, Config, DataConfig, ModelConfig
 from fsl_sage.deploy.app import agree, write_sites
 from fsl_sage.deploy.site import Place, Site
 from fsl_sage.engines.dry import DryEngine
@@ -40,6 +41,8 @@ CONFIG = Config(
     model=ModelConfig(name="small-cnn"),
     alignment=AlignmentConfig(samples=48, steps=4),
 )
+CODED = replace(CONFIG, codec=CodecConfig(activations="cached-int4", labels="smallest", update="topk:0.1+zstd"))
+"""What it sends is coded, and the client is asked what its first step took."""
 RUN, CLIENT = "a" * 32, 2
 REFUSED, UNKNOWABLE = "refused", "cannot be told"
 
@@ -55,24 +58,24 @@ class Kind:
     expected: str = REFUSED
 
 
-def honest(directory: Path) -> tuple[Inspector, RecordDict]:
+def honest(directory: Path, config: Config) -> tuple[Inspector, RecordDict]:
     """The inspector of a run, and the reply of one of its clients as it should be."""
-    agreement, shares = agree(CONFIG, None)
+    agreement, shares = agree(config, None)
     sites = write_sites(directory / "sites", shares, agreement)
-    site = Site(CONFIG, agreement, Place(CLIENT, sites[CLIENT], directory / "state"))
-    setup = make_setup(CONFIG)
+    site = Site(config, agreement, Place(CLIENT, sites[CLIENT], directory / "state"))
+    setup = make_setup(config)
     held = {part: setup.initial[part] for part in setup.algorithm.holds}
     foundation = Foundation.of(setup)[0].pack()
-    report = site.train(Assignment(RUN, 0, CLIENT, -1, -1, held, {}, foundation=foundation))
+    report = site.train(Assignment(RUN, 0, CLIENT, -1, -1, held, {}, foundation=foundation, measured=config is CODED))
     shapes = image_shapes(agreement.sizes(sum(agreement.examples)))
-    dry = DryEngine(make_dry_setup(CONFIG, shapes, agreement.examples))
+    dry = DryEngine(make_dry_setup(config, shapes, agreement.examples))
     return Inspector(RUN, dry, torch.device("cpu")), report.content()
 
 
-def verdict(inspector: Inspector, content: RecordDict) -> tuple[str, str]:
-    """What the inspector says of a reply, and why."""
+def verdict(inspector: Inspector, content: RecordDict, *, measured: bool = False) -> tuple[str, str]:
+    """What the inspector says of a reply, and why; `measured` if the client was asked what its first step took."""
     try:
-        inspector.inspect(content, 0, CLIENT)
+        inspector.inspect(content, 0, CLIENT, measured=measured)
     except RejectedError as error:
         return REFUSED, str(error)
     except BaseException as error:
@@ -81,7 +84,7 @@ def verdict(inspector: Inspector, content: RecordDict) -> tuple[str, str]:
 
 
 def kinds(content: RecordDict) -> list[Kind]:
-    """All of them, for a run whose honest reply is `content`."""
+    """Those for a run whose honest reply is `content`, and nothing in it is coded."""
     paths = _paths(sorted(unpack(content[TENSORS])))
     return [*_tensors(paths), *_labels(), *_abouts(), *_records(), *_blocks(content), *_lies()]
 
@@ -334,6 +337,116 @@ def _lies() -> Iterator[Kind]:
     return (Kind(f"a lie: {what}", spoil, UNKNOWABLE) for what, spoil in lies.items())
 
 
+# What is coded
+
+
+def coded_kinds(content: RecordDict) -> list[Kind]:
+    """Those for a run whose honest reply is `content`, and what it sends is coded."""
+    all = unpack(content.array_records[TENSORS])
+    paths = {
+        "activations": _first(all, "/activations/", coded=True),
+        "places": _first(all, "/places"),
+        "coded labels": _first(all, "/labels/"),
+        "an update": _first(all, "weights/client/", coded=True),
+    }
+    return [*_payloads(paths), *_names(paths["activations"], paths["an update"]), *_places(paths["places"]), *_steps()]
+
+
+def _first(paths: Iterable[str], words: str, *, coded: bool = False) -> str:
+    return next(path for path in sorted(paths) if words in path and ("@" in path or not coded))
+
+
+def _payloads(paths: dict[str, str]) -> Iterator[Kind]:
+    for sort, path in paths.items():
+        for what, change in {**_CHANGES, **_LENGTHS}.items():
+            if sort == "places" or what != "bytes":  # the others are bytes
+                yield Kind(f"{sort}: {what}", _changed(path, change))
+    levels = {"not a number": float("nan"), "infinite": float("inf"), "of 3e38": 3e38, "of 1e12": 1e12}
+    for what, level in levels.items():
+        yield Kind(f"activations: a level {what}", _changed(paths["activations"], lambda x, v=level: _start(x, v)))
+    yield Kind("coded labels: beyond the classes", _changed(paths["coded labels"], lambda x: _one(x, 255)))
+    update = paths["an update"]
+    for what, content in {"nothing": b"", "zeros": bytes(10), "of zeros, 16 MiB": bytes(2**24)}.items():
+        yield Kind(f"an update: compressed, {what}", _changed(update, lambda x, c=content: _compressed(c)))
+    yield Kind("an update: not compressed", _changed(update, lambda x: _flat(bytes(len(x)))))
+
+
+_LENGTHS: dict[str, Callable[[Tensor], Tensor | None]] = {
+    "one less": lambda x: x[:-1].clone(),
+    "one more": lambda x: torch.cat([x, x[:1]]),
+}
+
+
+def _start(payload: Tensor, value: float) -> Tensor:
+    """The payload with another first number."""
+    spoilt = payload.clone()
+    spoilt[:4] = torch.tensor([value]).view(torch.uint8)
+    return spoilt
+
+
+def _flat(content: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+
+def _compressed(content: bytes) -> Tensor:
+    return _flat(zstandard.ZstdCompressor().compress(content))
+
+
+def _names(activations: str, update: str) -> Iterator[Kind]:
+    """Names that say of an array what it is not."""
+    for sort, path in (("activations", activations), ("an update", update)):
+        name, _, said = path.rpartition("@")
+        shape = said.partition("[")[2]
+        names = {
+            "not said to be coded": name,
+            "double": f"{name}@float64[{shape}",
+            "whole numbers": f"{name}@int64[{shape}",
+            "of no type": f"{name}@what[{shape}",
+            "without a shape": f"{name}@float32[]",
+            "of no examples": f"{name}@float32[0]",
+            "larger than any array": f"{name}@float32[999999999999999,999999999999999]",
+            "of a shape of 60 digits": f"{name}@float32[{'9' * 60}]",
+            "coded twice": f"{path}@float32[{shape}",
+        }
+        for what, label in names.items():
+            yield Kind(f"{sort}: by its name {what}", _renamed(path, label))
+        yield Kind(f"{sort}: twice, coded and not", _more(name, torch.zeros(2)))
+
+
+def _renamed(path: str, label: str) -> Spoil:
+    def spoil(content: RecordDict) -> None:
+        tensors = unpack(content.array_records[TENSORS])
+        payload = tensors.pop(path)
+        content[TENSORS] = pack({**tensors, label: payload})
+
+    return spoil
+
+
+def _places(path: str) -> Iterator[Kind]:
+    """Activations are differences from what the S-server remembers of the examples at these places."""
+    places: dict[str, Callable[[Tensor], Tensor]] = {
+        "one beyond the client's examples": lambda x: _one(x, 50),
+        "one below 0": lambda x: _one(x, -1),
+        "one of 2^31 - 1": lambda x: _one(x, 2**31 - 1),
+        "one of -2^31": lambda x: _one(x, -(2**31)),
+        "one twice": lambda x: _one(x, int(x[0])),
+        "all the same": torch.zeros_like,
+        "64 bits": lambda x: x.long(),
+        "fractions": lambda x: x.float(),
+    }
+    for what, change in places.items():
+        yield Kind(f"places: {what}", _changed(path, change))
+    yield Kind("a lie: places of other examples", _changed(path, lambda x: 49 - x), UNKNOWABLE)
+
+
+def _steps() -> Iterator[Kind]:
+    """What a client says that its first step took."""
+    for value in (-1, 10**19, 1.5, True, "x", float("nan"), [1], b"1"):
+        wrong = str(value)[:20]
+        yield Kind(f"about: a step of {wrong!r} ({type(value).__name__})", _about("step/working_bytes", value))
+    yield Kind("about: half of what a step took", lambda content: content[ABOUT].pop("step/step_flops"))
+
+
 def copied(content: RecordDict) -> RecordDict:
     """A reply that may be spoilt."""
     about, tensors = content.config_records[ABOUT], content.array_records[TENSORS]
@@ -342,18 +455,23 @@ def copied(content: RecordDict) -> RecordDict:
 
 def judged() -> list[tuple[Kind, str, str]]:
     """Every kind with its verdict and the reason."""
+    return [*_judged(CONFIG, kinds), *_judged(CODED, coded_kinds)]
+
+
+def _judged(config: Config, kinds: Callable[[RecordDict], list[Kind]]) -> Iterator[tuple[Kind, str, str]]:
     with tempfile.TemporaryDirectory() as directory:
-        inspector, content = honest(Path(directory))
-    found = []
+        inspector, content = honest(Path(directory), config)
+    measured = config is CODED
+    if (said := verdict(inspector, copied(content), measured=measured)) != (UNKNOWABLE, ""):
+        raise SystemExit(f"An honest reply is {said[0]}: {said[1]}")
     for kind in kinds(content):
         spoilt = copied(content)
         try:
             kind.spoil(spoilt)
         except Exception as error:  # Flower's own types refuse to hold it: it cannot be sent
-            found.append((kind, REFUSED, f"Flower cannot carry it ({type(error).__name__})"))
-            continue
-        found.append((kind, *verdict(inspector, spoilt)))
-    return found
+            yield kind, REFUSED, f"Flower cannot carry it ({type(error).__name__})"
+        else:
+            yield kind, *verdict(inspector, spoilt, measured=measured)
 
 
 def main() -> None:

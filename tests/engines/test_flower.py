@@ -552,6 +552,22 @@ def test_payloads_that_cannot_be_are_rejected(deploy, spoil, reason):
     assert reason in result.metrics[0]["rejected"]["1"]
 
 
+def test_places_of_examples_that_cannot_be_are_rejected_and_the_run_goes_on(deploy):
+    """Uploads are differences from what the server remembers at these places; see also benchmarks/hostile.py."""
+    deployment = deploy(rounds=2, codec={"activations": "cached-int4"}, data={"train_images": 96})
+
+    def hostile(client, message, reply):
+        if client == 1 and message.metadata.group_id == "0":
+            all = unpack(reply.content[TENSORS])
+            path = next(path for path in sorted(all) if path.endswith("/places"))
+            reply.content[TENSORS] = pack({**all, path: all[path] + 32})
+        return reply
+
+    result = deployment.serve(deployment.grid(tamper=hostile))
+    assert "beyond the 32" in result.metrics[0]["rejected"]["1"]
+    assert [line["missing"] for line in result.metrics] == [[1], []]
+
+
 def test_a_reply_of_the_round_before_is_rejected(deploy):
     deployment = deploy(rounds=2)
     before = {}

@@ -20,7 +20,9 @@ from fsl_sage.engines.flower.contents import ABOUT, TENSORS, Report, unpack
 from fsl_sage.engines.flower.courier import printable
 from fsl_sage.roles.footprint import Footprint
 from fsl_sage.wire.codecs.arrays import CodecError, Label, decode_one, read_label
-from fsl_sage.wire.message import LABELS, Message, Tensors, nbytes
+from fsl_sage.wire.codecs.cached import check_places
+from fsl_sage.wire.ends import PLACES
+from fsl_sage.wire.message import ACTIVATIONS, LABELS, Message, Tensors, nbytes
 
 HEADER_BYTES = 512
 """Room for the name, shape and place of one tensor in a block."""
@@ -82,6 +84,7 @@ class Inspector:
         report = Report.of_tensors(self.run, t, client, losses, tensors, _check_step(step))
         for upload in report.uploads:
             self._check_target(upload)
+            self._check_places(client, upload)
         return report
 
     def _expected(self, dry: DryEngine, t: int, client: int) -> Report:
@@ -94,6 +97,16 @@ class Inspector:
         target = self._dry.setup.settings.codecs.decode(LABELS, upload.target)
         if (wrong := self._task.complaint(target)) is not None:
             raise RejectedError(f"of its upload at step {upload.values['step']}: {wrong}")
+
+    def _check_places(self, client: int, upload: Message) -> None:
+        """Of activations that are differences: whose they are. The S-server looks up by them what it remembers."""
+        places = upload.parts.get(ACTIVATIONS, {}).get(PLACES)
+        if self._dry.setup.settings.codecs.cached is None or places is None:
+            return
+        try:
+            check_places(places, len(self._dry.setup.examples[client]))
+        except CodecError as error:
+            raise RejectedError(f"of its upload at step {upload.values['step']}: {error}".rstrip(".")) from None
 
     def _check_tensors(self, content: RecordDict, expected: Tensors, shorter: Tensors | None) -> Tensors:
         size, limit = content.array_records[TENSORS].count_bytes(), nbytes(expected) + HEADER_BYTES * len(expected)

@@ -27,13 +27,27 @@ class Cached:
 
     def decode(self, payload: Tensor, was: Label, places: Tensor, store: Tensor) -> tuple[Tensor, Tensor]:
         """The activations; and the store, as it is then."""
-        if places.dtype != torch.int32 or places.shape != was.shape[:1]:
-            raise CodecError(f"The places of {was.shape[0]:,} examples are not as many whole numbers.")
-        if places.numel() and not 0 <= int(places.min()) <= int(places.max()) < len(store):
-            raise CodecError(f"An upload has examples beyond the {len(store):,} of its client.")
+        if places.shape != was.shape[:1]:
+            raise CodecError(f"An upload has the shape {list(was.shape)} for {places.numel():,} examples.")
+        check_places(places, len(store))
         change = decode_one(self.codec, payload, was)
         x = _at(store, places, was.shape, was.dtype) + change
         return x, _put(store, places, x)
+
+
+def check_places(places: Tensor, examples: int) -> None:
+    """Refuse what cannot be a batch of a client with so many examples: each is there at most once.
+
+    Args:
+        places: Of the batch's examples among the client's own, int32 [B].
+        examples: How many the client has.
+    """
+    if places.dtype != torch.int32 or places.dim() != 1:
+        raise CodecError("The places of an upload's examples are not one row of whole numbers.")
+    if places.numel() and not 0 <= int(places.min()) <= int(places.max()) < examples:
+        raise CodecError(f"An upload has examples beyond the {examples:,} of its client.")
+    if len(set(places.tolist())) < len(places):
+        raise CodecError("An upload has an example twice.")
 
 
 def new_store(examples: int) -> Tensor:
