@@ -125,12 +125,21 @@ class Pace:
         self.round = (time.monotonic() - start - self.before) / self.all
 
     def wait(self, ended: Callable[[float], bool], out: Path, rng: random.Random) -> bool:
-        """Until a random moment; whether what runs has not ended then. `ended` waits so many seconds for that."""
-        over = rng.randint(rounds(out), self.all)
-        while rounds(out) < over:
+        """Until a random moment; whether what runs has not ended then. `ended` waits so many seconds for that.
+
+        A machine is busier at one time than at another: how long a round takes is what the last ones took.
+        """
+        over, seen, begin = rng.randint(rounds(out), self.all), rounds(out), None
+        while (now := rounds(out)) < over:
+            if now > seen:
+                self.round = self.round if begin is None else (time.monotonic() - begin) / (now - seen)
+                seen, begin = now, time.monotonic()
             if ended(0.02):
                 return False
-        return not ended(rng.uniform(0, self.round if over else self.before))
+        if ended(rng.uniform(0, self.round if over else self.before)):
+            self.round, self.before = self.round / 2, self.before / 2
+            return False
+        return True
 
 
 def rounds(out: Path) -> int:

@@ -13,7 +13,7 @@ import random
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 
@@ -214,4 +214,5 @@ def replayed(nodes: Nodes, run: Path, fresh: Path) -> Path:
     for client, site in enumerate(nodes.sites):
         grid.join(client, site, fresh / "state")
     options = {"data": "", "timeout": 0.1, "minimum": 1, "join-timeout": 1.0, "run-directory": str(fresh / "replay")}
-    return serve(config_file, grid, options).directory
+    with open(fresh / "replay.log", "w") as said, redirect_stdout(said):
+        return serve(config_file, grid, options).directory
