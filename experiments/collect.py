@@ -11,10 +11,10 @@ REPORT = ("report/figures", "report/tables")
 
 
 def collect(runs: Path, results: Path) -> int:
-    """Copy what a report needs of every finished run; returns how many there were."""
-    finished = sorted(runs.glob("*/result.json"))
+    """Copy what a report needs of every finished run, at any depth of the folder; returns how many there were."""
+    finished = sorted(runs.rglob("result.json"))
     for file in finished:
-        target = results / file.parent.name
+        target = results / file.parent.relative_to(runs)
         target.mkdir(parents=True, exist_ok=True)
         for name in RAW:
             shutil.copy2(file.parent / name, target / name)
