@@ -1,6 +1,7 @@
 """The convolution gives `nn.Conv2d`'s numbers: outputs, gradients and gradients of gradients."""
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fsl_sage.models import Conv2d, ResNet18
-from fsl_sage.models.conv import _tables
+from fsl_sage.models.conv import _tables, gradients_of_inputs
 
 # images, channels in and out, map, kernel, stride: everything in ResNet-18 that becomes matrix products, in small
 SMALL = [
@@ -231,3 +233,45 @@ def test_a_whole_step_in_double_precision() -> None:
         assert found.grad is not None
         assert expected.grad is not None
         assert relative(found.grad, expected.grad) < 1e-9, name
+
+
+class Products(TorchDispatchMode):
+    """Counts the batched products of matrices with more than one row of channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten.bmm.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("how", ["frozen weights", "gradients of inputs"])
+def test_no_product_for_gradients_that_nobody_asks_for(how: str) -> None:
+    conv, _, x = pair((2, 32, 10, 4, 3, 1), torch.float64)
+
+    def cut_gradient(asking: Any, frozen: bool = False) -> tuple[Tensor, int]:
+        conv.requires_grad_(not frozen)
+        z = x.clone().requires_grad_()
+        loss = conv(z).square().sum()
+        with asking, Products() as products:
+            (gradient,) = torch.autograd.grad(loss, z)
+        return gradient, products.count
+
+    expected, all_products = cut_gradient(nullcontext())
+    asking = gradients_of_inputs() if how == "gradients of inputs" else nullcontext()
+    found, products = cut_gradient(asking, frozen=how == "frozen weights")
+    assert torch.equal(found, expected)
+    assert products == all_products - 1
+
+
+def test_gradients_of_inputs_can_be_differentiated_by_weights() -> None:
+    conv, theirs, x = pair((2, 32, 10, 4, 3, 1), torch.float64)
+    second = []
+    for layer in (conv, theirs):
+        z = x.clone().requires_grad_()
+        with gradients_of_inputs():
+            (first,) = torch.autograd.grad(layer(z).square().sum(), z, create_graph=True)
+        second.append(torch.autograd.grad(first.square().sum(), layer.weight)[0])
+    torch.testing.assert_close(*second, rtol=1e-9, atol=1e-9)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fsl_sage.models.conv import gradients_of_inputs
 from fsl_sage.models.norm import batch_statistics
 from fsl_sage.problems.base import Task
 
@@ -52,7 +53,8 @@ class Passes:
             with self.autocast():
                 loss = self.task.loss(self.task.output(part, inputs, target), target)
             wanted = [leaf for leaf in inputs if leaf.requires_grad]
-            gradients = torch.autograd.grad(loss, wanted, create_graph=create_graph)
+            with gradients_of_inputs():
+                gradients = torch.autograd.grad(loss, wanted, create_graph=create_graph)
         return gradients, loss.detach()
 
 

@@ -6,6 +6,9 @@ has a stride (`_by_taps`), Winograd's minimal filtering where it has none (`_by_
 as often as wanted.
 """
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from itertools import product
 from typing import Any
@@ -122,9 +125,32 @@ class _Products(torch.autograd.Function):
         return torch.bmm(V, U.transpose(1, 2))
 
     @staticmethod
-    def backward(ctx: Any, M: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, M: Tensor) -> tuple[Tensor | None, Tensor | None]:
         V, U = ctx.saved_tensors
-        return torch.bmm(M, U), torch.bmm(M.transpose(1, 2), V)
+        of_V, of_U = ctx.needs_input_grad
+        of_U = of_U and _ASKED_FOR.weights
+        return torch.bmm(M, U) if of_V else None, torch.bmm(M.transpose(1, 2), V) if of_U else None
+
+
+class _AskedFor(threading.local):
+    weights = True
+
+
+_ASKED_FOR = _AskedFor()
+
+
+@contextmanager
+def gradients_of_inputs() -> Iterator[None]:
+    """Within it this thread asks backward passes for gradients of inputs alone, so the products of weights are skipped.
+
+    torch tells its own operations which gradients are asked for, but not a Function written in Python. That one knows
+    only which weights are frozen.
+    """
+    _ASKED_FOR.weights = False
+    try:
+        yield
+    finally:
+        _ASKED_FOR.weights = True
 
 
 def _transform(table: Tensor, x: Tensor) -> Tensor:
