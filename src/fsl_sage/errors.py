@@ -54,3 +54,9 @@ def described(error: BaseException) -> str:
 
 class RunWarning(UserWarning):
     """What a person should know of a run that goes on or has ended all the same."""
+
+
+def listed(names: Iterable[str], word: str = "and") -> str:
+    """Names as a person lists them: a, b and c."""
+    *most, last = names
+    return f"{', '.join(most)} {word} {last}" if most else last

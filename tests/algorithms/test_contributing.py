@@ -1,8 +1,11 @@
 """A stranger's algorithm: CONTRIBUTING.md's example, in a file outside the package, does all that the page promises."""
 
 import json
+import os
 import re
 import shlex
+import shutil
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -11,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import fsl_sage
 from fsl_sage.config import from_dict
 from fsl_sage.experiment import run
 from fsl_sage.records.files import load_tensors
@@ -86,6 +90,49 @@ def test_the_page_is_short_and_its_commands_run(folder):
 def assert_same_weights(a, b):
     first, second = (load_tensors(path / "model.safetensors")[0] for path in (a, b))
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+IN_THE_PACKAGE = """
+import io, json, sys
+from contextlib import redirect_stdout
+from fsl_sage import cost
+from fsl_sage.algorithms.looks import title_of
+from fsl_sage.cli import commands
+from fsl_sage.config import from_dict
+from fsl_sage.experiment import run
+
+said = io.StringIO()
+with redirect_stdout(said):
+    try:
+        commands.run_command(["--algorithm", "anchored", "--help"])
+    except SystemExit:
+        pass
+values = json.loads(sys.argv[1])
+results = [run(from_dict({**values, **more})) for more in ({"algorithm": "anchored", "mu": 0}, {"algorithm": "fedavg"})]
+costs = cost(results[1].config, algorithms=("anchored", "fedavg"))
+shown = {"help": said.getvalue(), "title": title_of("anchored"), "costs": costs}
+print(json.dumps({**shown, "runs": [str(result.directory) for result in results]}))
+"""
+
+
+def test_as_a_file_of_the_package_it_has_a_name(tmp_path):
+    """One file more in the folder of algorithms, and nothing else: there is `--algorithm anchored` everywhere."""
+    package = tmp_path / "site" / "fsl_sage"
+    shutil.copytree(Path(fsl_sage.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    (package / "algorithms" / "anchored.py").write_text(CODE)
+    values = {**TINY, "rounds": 1}
+    given = json.dumps({name: values[name] for name in values.keys() - {"upload_every", "align_every"}})
+    env = {**os.environ, "PYTHONPATH": str(package.parent), "COLUMNS": "100"}
+    done = subprocess.run(
+        [sys.executable, "-c", IN_THE_PACKAGE, given], cwd=tmp_path, env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert "--mu FLOAT" in found["help"]
+    assert "fedavg, adaptsfl, anchored, cpsl" in " ".join(found["help"].replace("│", "").split())
+    assert found["title"] == "Anchored FedAvg"
+    assert found["costs"]["anchored"] == found["costs"]["fedavg"]
+    assert_same_weights(*map(tmp_path.joinpath, found["runs"]))
 
 
 def test_help_and_cost_know_it(folder):

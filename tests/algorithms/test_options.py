@@ -1,8 +1,9 @@
 """An algorithm's own options: resolved once, refused with a reason, the same however they are given."""
 
-import ast
-import inspect
 import json
+import subprocess
+import sys
+import textwrap
 from dataclasses import dataclass, fields, replace
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from fsl_sage import cli, run
 from fsl_sage.algorithms import ALGORITHMS, Algorithm, option_fields, resolve
 from fsl_sage.algorithms.fsl_sage import FSLSAGEOptions
-from fsl_sage.algorithms.names import find_algorithm
+from fsl_sage.algorithms.names import _class_in, find_algorithm
 from fsl_sage.cli import commands
 from fsl_sage.cli.own_options import help_of
 from fsl_sage.config import Config, digest, from_dict, load_preset, to_dict
@@ -26,11 +27,31 @@ def test_every_option_has_a_help_text_and_a_name_of_its_own(name):
     assert not {each.name for each in fields(options)} & {each.name for each in fields(Config)}
 
 
-def test_nothing_but_the_dictionary_knows_algorithms_by_name():
-    from fsl_sage.algorithms import names
+def test_a_name_is_that_of_the_file_which_defines_its_class():
+    for name, kind in ALGORITHMS.items():
+        assert kind.__module__ == f"fsl_sage.algorithms.{name.replace('-', '_')}"
+        assert not kind.__abstractmethods__
 
-    known = {node.value for node in ast.walk(ast.parse(inspect.getsource(names))) if isinstance(node, ast.Constant)}
-    assert set(ALGORITHMS) <= known
+
+def test_names_are_known_without_importing_the_files():
+    code = """
+    import sys
+    from fsl_sage.algorithms import ALGORITHMS, find_algorithm
+    before = len([name for name in ALGORITHMS if f"fsl_sage.algorithms.{name.replace('-', '_')}" in sys.modules])
+    find_algorithm("fedgkt")
+    print(before, "fedgkt" in ALGORITHMS, "fsl_sage.algorithms.cpsl" in sys.modules)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == ["0", "True", "False"]
+
+
+def test_a_file_with_two_algorithms_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "pair.py").write_text(
+        "from fsl_sage.algorithms.fedavg import FedAvg\nclass One(FedAvg): ...\nclass Two(FedAvg): ...\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InputError, match="pair must define one class that derives from Algorithm; it defines 2"):
+        _class_in("pair")
 
 
 @pytest.mark.parametrize("options", [None, {}, {"align_every": 5}, FSLSAGEOptions(), FSLSAGEOptions(upload_every=5)])

@@ -5,6 +5,7 @@ from fsl_sage.algorithms.names import (
     ALGORITHMS,
     find_algorithm,
     is_own,
+    names_where,
 )
 from fsl_sage.algorithms.options import make_algorithm, option_fields, resolve
 
@@ -16,6 +17,7 @@ __all__ = [
     "find_algorithm",
     "is_own",
     "make_algorithm",
+    "names_where",
     "option_fields",
     "resolve",
 ]

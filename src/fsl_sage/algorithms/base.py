@@ -87,19 +87,9 @@ class Algorithm(ABC):
         own = {name: value for name, value in self.averages_with.items() if given[name] is None or given[name] is False}
         self.averaging: AveragingConfig = replace(config.averaging, **own)
         """The options of averages and corrections: those that are given, and those for which it stands."""
-        if config.model.recalibrate and not self.stores_uploads:
-            raise InputError(
-                f"--model.recalibrate needs stored uploads, and {config.algorithm} keeps none: "
-                "give fsl-sage or cse-fsl."
-            )
         self.labels_stay = len(config.model.cuts) == 2
         """A U-shape: the client has the head too, computes the loss itself and keeps its labels."""
         if self.labels_stay:
-            if not self.takes_two_cuts:
-                raise InputError(
-                    f"{config.algorithm} takes one cut, not {config.model.cut}: its S-server computes the loss. "
-                    "U-shapes run with splitfed-ms, splitfed-ss, sl, adaptsfl and fedavg."
-                )
             self.averaged = (*self.averaged, "head")
             self.holds = (*self.holds, "head")
 

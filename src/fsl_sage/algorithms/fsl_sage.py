@@ -151,23 +151,3 @@ class FSLSAGE(Algorithm):
     def averaged_in(self, t: int) -> tuple[str, ...]:
         """With a warm start the clients train the auxiliaries themselves in round 0, as in CSE-FSL."""
         return ("client", "auxiliary") if t == 0 and self.options.warm_start else self.averaged
-
-
-@dataclass(frozen=True)
-class LazyFSLSAGEOptions(FSLSAGEOptions):
-    """The options of FSL-SAGE."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.align_until is None:
-            raise InputError("lazy-fsl-sage needs --align-until, the last round that aligns.")
-
-
-class LazyFSLSAGE(FSLSAGE):
-    """FSL-SAGE with T' < T, nothing more."""
-
-    title = "Lazy FSL-SAGE"
-    moves_like = "fsl-sage"
-    colour = "#56B4E9"
-    Options = LazyFSLSAGEOptions
-    not_compared = ()

@@ -1,47 +1,55 @@
-"""From an algorithm's name to its class."""
+"""From an algorithm's name to its class: `fedgkt` is the class that `algorithms/fedgkt.py` defines."""
 
+import inspect
+import pkgutil
+from collections import UserDict
+from collections.abc import Callable, MutableMapping
 from dataclasses import fields, is_dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
 
-from fsl_sage.algorithms.adaptsfl import AdaptSFL
 from fsl_sage.algorithms.base import Algorithm
-from fsl_sage.algorithms.cpsl import CPSL
-from fsl_sage.algorithms.cse_fsl import CSEFSL
-from fsl_sage.algorithms.fedadam import FedAdam
-from fsl_sage.algorithms.fedavg import FedAvg
-from fsl_sage.algorithms.fedgkt import FedGKT
-from fsl_sage.algorithms.fedprox import FedProx
-from fsl_sage.algorithms.fedyogi import FedYogi
-from fsl_sage.algorithms.fsl_sage import FSLSAGE, LazyFSLSAGE
-from fsl_sage.algorithms.heron_sfl import HERONSFL
-from fsl_sage.algorithms.local_loss import LocalLoss
-from fsl_sage.algorithms.locfedmix_sl import LocFedMixSL
-from fsl_sage.algorithms.scaffold import Scaffold
-from fsl_sage.algorithms.sl import SL
-from fsl_sage.algorithms.splitfed_ms import SplitFedMS
-from fsl_sage.algorithms.splitfed_ss import SplitFedSS
 from fsl_sage.config import Config, option
 from fsl_sage.errors import InputError, nearest
 from fsl_sage.own_modules import import_own
 
-ALGORITHMS: dict[str, type[Algorithm]] = {
-    "fsl-sage": FSLSAGE,
-    "lazy-fsl-sage": LazyFSLSAGE,
-    "cse-fsl": CSEFSL,
-    "splitfed-ms": SplitFedMS,
-    "splitfed-ss": SplitFedSS,
-    "fedavg": FedAvg,
-    "sl": SL,
-    "local-loss": LocalLoss,
-    "cpsl": CPSL,
-    "adaptsfl": AdaptSFL,
-    "heron-sfl": HERONSFL,
-    "fedgkt": FedGKT,
-    "locfedmix-sl": LocFedMixSL,
-    "fedprox": FedProx,
-    "fedadam": FedAdam,
-    "fedyogi": FedYogi,
-    "scaffold": Scaffold,
-}
+SHOWN_FIRST = ("fsl-sage", "lazy-fsl-sage", "cse-fsl", "splitfed-ms", "splitfed-ss", "fedavg")
+"""The paper's, in the order of tables and figures. The others follow in alphabetical order."""
+_SHARED = ("base", "joint", "looks", "names", "options", "relay", "splitfed")
+"""Modules of this folder that are no algorithm."""
+
+
+class _Algorithms(UserDict[str, Any]):
+    """The algorithms by name. The names are those of the files; a file is imported when its class is asked for."""
+
+    def __getitem__(self, name: str) -> type[Algorithm]:
+        if self.data[name] is None:
+            self.data[name] = _class_in(f"{__package__}.{name.replace('-', '_')}")
+        return self.data[name]
+
+
+def _names() -> list[str]:
+    """The names of the folder's algorithms, in the order in which they are shown."""
+    files = {module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)])} - {*_SHARED}
+    names = sorted(file.replace("_", "-") for file in files)
+    return [*SHOWN_FIRST, *(name for name in names if name not in SHOWN_FIRST)]
+
+
+def _class_in(module: str) -> type[Algorithm]:
+    """The one algorithm that a module defines; what it imports does not count."""
+    kinds = [
+        kind
+        for _, kind in inspect.getmembers(import_module(module), inspect.isclass)
+        if issubclass(kind, Algorithm) and kind.__module__ == module
+    ]
+    if len(kinds) != 1:
+        raise InputError(f"{module} must define one class that derives from Algorithm; it defines {len(kinds)}.")
+    return kinds[0]
+
+
+ALGORITHMS: MutableMapping[str, type[Algorithm]] = _Algorithms(dict.fromkeys(_names()))
+"""The algorithms of the package by name."""
 
 
 def find_algorithm(name: str) -> type[Algorithm]:
@@ -67,6 +75,11 @@ def known_algorithm(name: str) -> type[Algorithm] | None:
         return find_algorithm(name)
     except InputError:
         return None
+
+
+def names_where(has: Callable[[type[Algorithm]], bool]) -> list[str]:
+    """The names of the package's algorithms that have something, for sentences that say which to take instead."""
+    return [name for name, kind in ALGORITHMS.items() if has(kind)]
 
 
 def is_own(name: str) -> bool:

@@ -6,9 +6,9 @@ from types import MappingProxyType
 from typing import Any, get_type_hints
 
 from fsl_sage.algorithms.base import Algorithm
-from fsl_sage.algorithms.names import ALGORITHMS, find_algorithm
+from fsl_sage.algorithms.names import find_algorithm, names_where
 from fsl_sage.config import Config, GivenOptions, convert, given_options, option
-from fsl_sage.errors import InputError, nearest
+from fsl_sage.errors import InputError, listed, nearest
 from fsl_sage.reading import short
 
 CUTS_BY_CLIENT = ("cuts", "client_memories")
@@ -22,10 +22,7 @@ def option_fields(kind: type[Algorithm]) -> Mapping[str, Field]:
 
 def owners(path: str, *, compared: bool = False) -> list[str]:
     """The algorithms of the package that have an option; with `compared`, those that have it in a comparison too."""
-    kinds = ALGORITHMS.items()
-    return [
-        name for name, kind in kinds if path in option_fields(kind) and not (compared and path in kind.not_compared)
-    ]
+    return names_where(lambda kind: path in option_fields(kind) and not (compared and path in kind.not_compared))
 
 
 def resolve(config: Config) -> Config:
@@ -68,7 +65,17 @@ def as_algorithm(
 def make_algorithm(config: Config) -> Algorithm:
     """The algorithm that the configuration names, with its options."""
     config = resolve(config)
-    return find_algorithm(config.algorithm)(config)
+    kind = find_algorithm(config.algorithm)
+    if config.model.recalibrate and not kind.stores_uploads:
+        others = listed(names_where(lambda each: each.stores_uploads), "or")
+        raise InputError(f"--model.recalibrate needs stored uploads, and {config.algorithm} keeps none: give {others}.")
+    if len(config.model.cuts) == 2 and not kind.takes_two_cuts:
+        others = listed(names_where(lambda each: each.takes_two_cuts))
+        raise InputError(
+            f"{config.algorithm} takes one cut, not {config.model.cut}: its S-server computes the loss. "
+            f"U-shapes run with {others}."
+        )
+    return kind(config)
 
 
 def refuse_foreign(given: Iterable[str], chosen: Mapping[str, type[Algorithm]], *, compared: bool = False) -> None:
@@ -90,13 +97,7 @@ def refuse_foreign(given: Iterable[str], chosen: Mapping[str, type[Algorithm]], 
             raise InputError(f"'{short(name)}' is not an option{nearest(name, there, '; there are')}")
         where = "In a comparison " if compared and any(name in option_fields(kind) for kind in chosen.values()) else ""
         why = "".join(f": {kind.one_cut_because}" for kind in chosen.values()) if name in CUTS_BY_CLIENT else ""
-        raise InputError(f"{where}{option(name)} is an option of {joined(having)}, not of {joined(chosen)}{why}.")
-
-
-def joined(names: Iterable[str]) -> str:
-    """Names as a person lists them: a, b and c."""
-    *most, last = names
-    return f"{', '.join(most)} and {last}" if most else last
+        raise InputError(f"{where}{option(name)} is an option of {listed(having)}, not of {listed(chosen)}{why}.")
 
 
 def _make(name: str, kind: type[Algorithm], given: Mapping[str, Any]) -> Any:
@@ -104,7 +105,7 @@ def _make(name: str, kind: type[Algorithm], given: Mapping[str, Any]) -> Any:
     hints = get_type_hints(kind.Options)
     missing = [each.name for each in fields(kind.Options) if _is_required(each) and each.name not in given]
     if missing:
-        raise InputError(f"{name} needs {joined(map(option, missing))}.")
+        raise InputError(f"{name} needs {listed(map(option, missing))}.")
     return kind.Options(**{key: convert(value, hints[key], key) for key, value in given.items()})
 
 

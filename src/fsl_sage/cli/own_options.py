@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 
-from fsl_sage.algorithms import Algorithm, find_algorithm, option_fields
+from fsl_sage.algorithms import ALGORITHMS, Algorithm, find_algorithm, option_fields
 from fsl_sage.algorithms.options import owners, refuse_foreign
 from fsl_sage.cli.arguments import Flat
 from fsl_sage.config import Config, GivenOptions, all_options, convert, defaults_of, option
@@ -86,7 +86,14 @@ class OwnOptions:
 
     def _config_class(self) -> Any:
         """The configuration with the algorithms' options as fields, for tyro."""
-        rows: list[tuple[str, Any, Any]] = [("options", Annotated[Any, tyro.conf.Suppress], field(default=None))]
+        named = tyro.conf.arg(
+            help=f"{', '.join(ALGORITHMS)}, or MODULE:CLASS, your own. Its own options are shown by --algorithm NAME "
+            "--help."
+        )
+        rows: list[tuple[str, Any, Any]] = [
+            ("algorithm", Annotated[str, named], field(default=Config.algorithm)),
+            ("options", Annotated[Any, tyro.conf.Suppress], field(default=None)),
+        ]
         for name, kind in self._owners.items():
             hint = self._hints[name]
             usual = defaults_of(kind.Options).get(name)

@@ -70,14 +70,14 @@ class ModelConfig:
     """Modules or weights that are not trained, by name, such as bert.embeddings; they travel once, before round 0."""
     cut: str | None = None
     """The last module at the client; the model's usual cut if not given. FIRST,SECOND: a U-shape, whose part after
-    SECOND, the head, is at the client too, so that labels stay (splitfed-ms, splitfed-ss, sl, adaptsfl, fedavg)."""
+    SECOND, the head, is at the client too, so that labels stay there."""
     auxiliary: str | None = None
     """The auxiliary, made from the server part: blocks:N, linear, half, full, a share of its bytes such as 5%, or a
     number of bytes. If not given, blocks:1; for a language model blocks:3."""
     batch_norm: Literal["average", "local", "group"] = "average"
     """BatchNorm statistics: averaged with the weights, kept local at each client, or GroupNorm in its place."""
     recalibrate: bool = False
-    """Also evaluate with the S-server's BatchNorm statistics estimated anew from stored uploads (fsl-sage, cse-fsl)."""
+    """Also evaluate with the S-server's BatchNorm statistics estimated anew from stored uploads."""
 
     def __post_init__(self) -> None:
         settle(self, ModelConfig, "model.")
@@ -223,9 +223,7 @@ class Config:
     """Everything that decides a run."""
 
     algorithm: str = "fsl-sage"
-    """fsl-sage, lazy-fsl-sage, cse-fsl, splitfed-ms, splitfed-ss, fedavg, fedprox, fedadam, fedyogi, scaffold, sl,
-    local-loss, cpsl, adaptsfl, heron-sfl, fedgkt, locfedmix-sl, or
-    MODULE:CLASS, your own. Its own options are shown by --algorithm NAME --help."""
+    """The name of an algorithm (fsl_sage.ALGORITHMS has them all), or MODULE:CLASS, your own."""
     clients: int = 5
     """The number of clients m."""
     rounds: int = 10

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fsl_sage.algorithms import ALGORITHMS, make_algorithm, resolve
+from fsl_sage.algorithms import make_algorithm, names_where, resolve
 from fsl_sage.config import Config, from_dict, to_dict
 from fsl_sage.errors import InputError
 from fsl_sage.own_modules import find_modules_in
@@ -32,7 +32,7 @@ def check(config: Config, agreement: Agreement) -> None:
     if config.theory is not None:
         raise InputError("--theory cannot run on Flower: it needs the clients' data, which stay at the sites.")
     if any(algorithm.waits_in(t) for t in range(config.rounds)):
-        others = [name for name, kind in ALGORITHMS.items() if not kind.waits and not kind.own_parts]
+        others = names_where(lambda kind: not kind.waits and not kind.own_parts)
         raise InputError(
             f"{config.algorithm} cannot run on Flower with these options: its clients wait for {algorithm.waits_for}, "
             "and Flower starts a process for every message. Run it with --engine ray; of the algorithms "

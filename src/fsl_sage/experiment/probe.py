@@ -19,8 +19,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fsl_sage.algorithms import Algorithm, names_where
 from fsl_sage.engines.base import Setup
-from fsl_sage.errors import InputError
+from fsl_sage.errors import InputError, listed
 from fsl_sage.models.norm import batch_statistics
 from fsl_sage.precision import wide
 from fsl_sage.problems.base import Batch
@@ -101,10 +102,11 @@ class Probe:
 
     def __init__(self, setup: Setup) -> None:
         """Refuses algorithms that the theory is not about."""
-        if not setup.algorithm.has_s_server or "auxiliary" not in setup.algorithm.holds:
+        if not _estimates_gradients(type(setup.algorithm)):
+            others = listed(names_where(_estimates_gradients), "or")
             raise InputError(
                 f"--theory measures how well auxiliaries estimate gradients, and the clients of "
-                f"{setup.settings.config.algorithm} have none: give fsl-sage, lazy-fsl-sage or cse-fsl."
+                f"{setup.settings.config.algorithm} have none: give {others}."
             )
         self._setup = setup
         self._slots = Workbench({part: setup.modules[part] for part in PARTS}).slots
@@ -266,6 +268,11 @@ def _steps(setup: Setup) -> tuple[int, int]:
     config = setup.settings.config
     steps = max(len(local_batch_sizes(len(examples), config)) for examples in setup.examples)
     return steps, -(-steps // getattr(setup.algorithm.options, "upload_every", 1))
+
+
+def _estimates_gradients(kind: type[Algorithm]) -> bool:
+    """Whether the theory is about an algorithm: its clients have auxiliaries for the gradients of an S-server."""
+    return kind.has_s_server and "auxiliary" in kind.holds
 
 
 def _joined(tensors: list[Tensor] | tuple[Tensor, ...]) -> Tensor:
