@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fsl_sage.models.conv import gradients_of_inputs
 from fsl_sage.models.norm import batch_statistics
 from fsl_sage.problems.base import Task
+from fsl_sage.split import detached_leaves
 
 Smash = tuple[Tensor, ...]
 """The boundary tensors z_f of a cut, [B, *cut] each; the cut gradients z_b have the same form."""
@@ -34,7 +35,7 @@ class Passes:
         self, part: nn.Module, z: Sequence[Tensor], target: Mapping[str, Tensor], *, cut_gradient: bool = True
     ) -> tuple[Smash, Tensor]:
         """Training mode: the part's own weights get gradients. Returns (z_b, empty unless asked for; the loss)."""
-        inputs = leaves(z) if cut_gradient else list(z)
+        inputs = detached_leaves(z) if cut_gradient else tuple(z)
         part.train()
         with self.autocast():
             loss = self.task.loss(self.task.output(part, inputs, target), target)
@@ -48,7 +49,7 @@ class Passes:
 
         Only alignment needs the graph of the gradient (`create_graph`) to differentiate it once more.
         """
-        inputs = leaves(z)
+        inputs = detached_leaves(z)
         with batch_statistics(part):
             with self.autocast():
                 loss = self.task.loss(self.task.output(part, inputs, target), target)
@@ -56,11 +57,6 @@ class Passes:
             with gradients_of_inputs():
                 gradients = torch.autograd.grad(loss, wanted, create_graph=create_graph)
         return gradients, loss.detach()
-
-
-def leaves(z: Sequence[Tensor]) -> list[Tensor]:
-    """The same tensors cut off from what made them, ready to get gradients of their own."""
-    return [tensor.detach().requires_grad_(tensor.is_floating_point()) for tensor in z]
 
 
 def gradients_of(inputs: Sequence[Tensor]) -> Smash:

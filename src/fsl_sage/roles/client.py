@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fsl_sage.alignment.passes import Smash, gradients_of, leaves
+from fsl_sage.alignment.passes import Smash, gradients_of
 from fsl_sage.config import Config
 from fsl_sage.models.norm import untouched_statistics
 from fsl_sage.problems.base import Batch
@@ -20,6 +20,7 @@ from fsl_sage.roles.protocols import ClientRole, Parts
 from fsl_sage.roles.replica import Replica
 from fsl_sage.roles.work import Chain, Settings, Workbench, boundary
 from fsl_sage.seeding import generator
+from fsl_sage.split import detached_leaves
 from fsl_sage.wire.message import Tensors
 from fsl_sage.wire.paths import below
 
@@ -160,7 +161,7 @@ class Client(ClientRole):
 
     def gradient(self, part: str, z: Smash, loss: Callable[[Any], Tensor]) -> Smash:
         """The gradient with respect to z of any loss of a part's output; a part that is trained gets gradients too."""
-        inputs = leaves(z)
+        inputs = detached_leaves(z)
         value = loss(self.output(part, *inputs))
         torch.autograd.backward(value)
         self.losses.append(value.detach())

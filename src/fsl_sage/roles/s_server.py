@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fsl_sage.alignment.dataset import AlignmentData, Upload
 from fsl_sage.alignment.fidelity import CLIENTS, SAMPLES, Fidelity, mean
-from fsl_sage.alignment.passes import Smash, gradients_of, leaves
+from fsl_sage.alignment.passes import Smash, gradients_of
 from fsl_sage.models.norm import untouched_statistics
 from fsl_sage.roles.averaging import RULES
 from fsl_sage.roles.footprint import Footprint, Meter, held_by, static_bytes
@@ -20,6 +20,7 @@ from fsl_sage.roles.schedule import Schedule
 from fsl_sage.roles.server_jobs import POOLED, Aligned, Alignment, SpreadOver, align_one, fidelity_one, recalibrate
 from fsl_sage.roles.work import Settings, Workbench, boundary, mean_loss
 from fsl_sage.seeding import numpy_generator
+from fsl_sage.split import detached_leaves
 from fsl_sage.wire.message import AUXILIARY, Message, Tensors, nbytes
 from fsl_sage.wire.paths import below, by_client, flat
 
@@ -152,7 +153,7 @@ class SServer(SServerRole):
         replica = self._copy(client) if own_copy else self._model.snapshot()
         step = int(smashed.values["step"])
         self._settings.seed_forward("dropout-s-server", client, self.round, step)
-        inputs = leaves(smashed.smashed)
+        inputs = detached_leaves(smashed.smashed)
         with self._settings.passes.autocast():
             features = boundary(replica.module().train()(*inputs))
         self._open[client] = replica, inputs, features

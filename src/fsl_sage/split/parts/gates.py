@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -39,9 +40,12 @@ class Boundary:
 
     def detached(self) -> Boundary:
         """The same values as leaves of a new graph; what can carry a gradient asks for one."""
-        return self.with_tensors(
-            tuple(tensor.detach().requires_grad_(tensor.is_floating_point()) for tensor in self.tensors)
-        )
+        return self.with_tensors(detached_leaves(self.tensors))
+
+
+def detached_leaves(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    """The same tensors, detached from the graph that made them. Those of floating point can get gradients."""
+    return tuple(tensor.detach().requires_grad_(tensor.is_floating_point()) for tensor in tensors)
 
 
 def as_boundary(args: tuple[Any, ...]) -> Boundary:
