@@ -16,7 +16,7 @@ from matplotlib.ticker import LogFormatter, LogLocator, NullLocator
 
 from fsl_sage.records.figures import literal
 from fsl_sage.records.files import write_bytes
-from fsl_sage.report.study import Series
+from fsl_sage.report.study import Series, Setting, Study
 from fsl_sage.report.style import style
 
 PANELS = 6
@@ -51,6 +51,11 @@ class Drawing(NamedTuple):
 
 
 Painter = Callable[[Axes, Any], None]
+
+
+def by_setting(study: Study) -> list[tuple[str, Setting]]:
+    """A panel for each setting: its title and what is painted in it."""
+    return [(setting.label, setting) for setting in study.settings]
 
 
 def save(drawing: Drawing, folder: Path) -> bytes:
