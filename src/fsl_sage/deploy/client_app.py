@@ -31,78 +31,84 @@ class SiteError(RuntimeError):
 
 
 def make_client_app(config_file: Path, mods: Sequence[Any] = ()) -> ClientApp:
-    """The ClientApp of an app whose configuration and agreement are in `config_file`."""
+    """The ClientApp of an app.
+
+    Args:
+        config_file: The app's config.json, with the configuration and the agreement.
+        mods: Flower's mods, which wrap every message.
+    """
     app = ClientApp(mods=list(mods))
 
     @app.query("hello")
     def hello(message: Message, context: Context) -> Message:
-        """Which client this node is; its data are read, so that a fault shows before the first round."""
-
-        def answer() -> int:
-            site = _site(config_file, context)
-            site.look()
-            return site.client
-
-        return _reply(message, client=_careful(answer))
+        """Say which client this node is."""
+        return _reply(message, client=_careful(lambda: _hello(_site(config_file, context))))
 
     @app.query("offer")
     def offer(message: Message, context: Context) -> Message:
-        """Which chunks of the weights that the client's parts stand on are not here."""
-
-        def answer() -> list[str]:
-            about = message.content.config_records["about"]
-            block = message.content.array_records["foundation"]["block"].data
-            site = _site(config_file, context)
-            site.look()
-            return [f"{sha256}.{number}" for sha256, number in site.lacks(str(about["run"]), block)]
-
-        return _reply(message, lacks=_careful(answer))
+        """Say which chunks of the weights that the client's parts stand on are not here."""
+        return _reply(message, lacks=_careful(lambda: _lacking(_site(config_file, context), message)))
 
     @app.query(WEIGHTS)
     def weights(message: Message, context: Context) -> Message:
-        """Chunks of weights come."""
-
-        def keep() -> None:
-            store = WeightStore(_state(context) / WEIGHTS)
-            arrays = message.content.array_records["tensors"]
-            sizes: Any = message.content.config_records["about"]["sizes"]
-            for (name, array), size in zip(arrays.items(), sizes, strict=True):
-                sha256, _, number = name.partition(".")
-                store.put(sha256, int(size), int(number), array.data)
-
-        _careful(keep)
+        """Keep chunks of weights."""
+        _careful(lambda: _keep(WeightStore(_state(context) / WEIGHTS), message))
         return _reply(message)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        """One local round."""
-
-        def answer() -> RecordDict:
-            from fsl_sage.engines.flower.contents import Assignment
-
-            site, assignment = _site(config_file, context), Assignment.read(message.content)
-            if Path(sys.argv[0]).name == "flwr-clientapp":  # the process ends when the reply has left
-                atexit.register(site.note_peak, assignment.run, 0)
-            try:
-                return site.train(assignment).content()
-            finally:
-                site.note_peak(assignment.run)
-
-        return Message(_careful(answer), reply_to=message)
+        """Play one local round."""
+        return Message(_careful(lambda: _train(_site(config_file, context), message)), reply_to=message)
 
     @app.query("finish")
     def finish(message: Message, context: Context) -> Message:
-        """The end of the run."""
-
-        def answer() -> None:
-            from fsl_sage.engines.flower.contents import Assignment
-
-            _site(config_file, context).finish(Assignment.read(message.content))
-
-        _careful(answer)
+        """End the run."""
+        _careful(lambda: _finish(_site(config_file, context), message))
         return Message(RecordDict(), reply_to=message)
 
     return app
+
+
+def _hello(site: "Site") -> int:
+    """The site's client. Its data are read, so that a fault shows before the first round."""
+    site.look()
+    return site.client
+
+
+def _lacking(site: "Site", message: Message) -> list[str]:
+    """SHA256.NUMBER of every chunk that is not here, of the foundation in the message."""
+    about = message.content.config_records["about"]
+    block = message.content.array_records["foundation"]["block"].data
+    site.look()
+    return [f"{sha256}.{number}" for sha256, number in site.lacks(str(about["run"]), block)]
+
+
+def _keep(store: WeightStore, message: Message) -> None:
+    """Put the chunks of a message into the store."""
+    arrays = message.content.array_records["tensors"]
+    sizes: Any = message.content.config_records["about"]["sizes"]
+    for (name, array), size in zip(arrays.items(), sizes, strict=True):
+        sha256, _, number = name.partition(".")
+        store.put(sha256, int(size), int(number), array.data)
+
+
+def _train(site: "Site", message: Message) -> RecordDict:
+    """The report of the local round that the message assigns."""
+    from fsl_sage.engines.flower.contents import Assignment
+
+    assignment = Assignment.read(message.content)
+    if Path(sys.argv[0]).name == "flwr-clientapp":  # the process ends when the reply has left
+        atexit.register(site.note_peak, assignment.run, 0)
+    try:
+        return site.train(assignment).content()
+    finally:
+        site.note_peak(assignment.run)
+
+
+def _finish(site: "Site", message: Message) -> None:
+    from fsl_sage.engines.flower.contents import Assignment
+
+    site.finish(Assignment.read(message.content))
 
 
 def _reply(message: Message, **values: Any) -> Message:
