@@ -41,9 +41,9 @@ class Setup:
     client_weights: Sequence[float]
     """How much each client counts in an average."""
     cuts: Sequence[str] = ()
-    """Where each client has a cut of its own, that of each. `modules` and `initial` are then at the deepest one."""
+    """By client its cut, if the cuts differ. `modules` and `initial` are then those of the deepest cut."""
     at_cut: Mapping[str, Mapping[str, nn.Module]] = field(default_factory=dict)
-    """By cut, from the shallowest to the deepest, client and server part; empty where all clients have one."""
+    """By cut, from the shallowest to the deepest, client and server part; empty if all clients have the same cut."""
 
     def held_by(self, client: int) -> Mapping[str, nn.Module]:
         """The parts that a client holds."""
@@ -58,7 +58,7 @@ class Setup:
         return {name: tensor for name, tensor in self.initial[part].items() if name in names}
 
     def at_s_server(self) -> Mapping[str, nn.Module]:
-        """The modules of the S-server: x_s from the shallowest cut on, and under each cut's name what follows it."""
+        """The modules of the S-server: x_s, which begins at the shallowest cut, and by cut the layers behind it."""
         if not self.cuts:
             return {"server": self.modules["server"]}
         servers = {cut: parts["server"] for cut, parts in self.at_cut.items()}
@@ -81,27 +81,27 @@ class Delivery:
     measured: int | None = None
     """The client whose first step is measured."""
     version: int = INITIAL
-    """Of the averaged weights."""
+    """The number of the version of the averaged weights."""
     renewal: Renewal = field(default_factory=Renewal)
-    """How the averaged weights are sent, where they are coded; `received` is what clients decode."""
+    """The averaged weights as they are sent, if they are coded; `received` is what clients decode."""
     changes: Mapping[int, Mapping[str, Tensors]] = field(default_factory=dict)
-    """By client, what is sent in the place of its mail, where that is coded; `mail` is what the client decodes."""
+    """By client, its mail as it is sent, if it is coded; `mail` is what the client decodes."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What comes of a client's round: its update for the F-server, and the state it keeps."""
+    """The outcome of a client's round: its update for the F-server, and the state it keeps."""
 
     update: Update
     state: Tensors
 
 
 REMEDY = "A lower --optimizer.lr usually helps; the last checkpoint is kept."
-"""What to say where numbers are not finite any more."""
+"""Advice for runs whose numbers are no longer finite."""
 
 
 class ClientError(TrainingError):
-    """The code of a client raised."""
+    """An exception in the code of a client."""
 
     def __init__(self, client: int, t: int, reason: str) -> None:
         super().__init__(client, t, reason)
@@ -114,15 +114,15 @@ class ClientError(TrainingError):
 
 
 class LostError(TrainingError):
-    """A run has lost what it cannot do without, such as the S-server; its last checkpoint is kept."""
+    """A run has lost something essential, such as the S-server. Its last checkpoint is kept."""
 
 
 class Server(Protocol):
-    """The S-server of a run, wherever it is, as the experiment sees it."""
+    """The S-server of a run as the experiment sees it, in this process or another."""
 
     @abstractmethod
     def set_auxiliary(self, tensors: Tensors) -> None:
-        """Tell it of an auxiliary that the F-server has averaged."""
+        """Take over an auxiliary that the F-server has averaged."""
 
     @abstractmethod
     def take(self, tensors: Tensors) -> None:
@@ -130,11 +130,11 @@ class Server(Protocol):
 
     @abstractmethod
     def end_of_round(self, t: int) -> list[tuple[int, Message]]:
-        """Its work after the averaging; messages for clients."""
+        """Run the algorithm's `end_of_round` at the S-server; returns (client, message) pairs."""
 
     @abstractmethod
     def remarks(self) -> dict[str, Any]:
-        """Of this round, for the metrics: whether an auxiliary was aligned, and why others were not."""
+        """Metrics of this round: whether an auxiliary was aligned, and why others were not."""
 
     @abstractmethod
     def fidelity(self, *, seen: bool = False) -> Fidelity | None:
@@ -145,7 +145,7 @@ class Server(Protocol):
 
     @abstractmethod
     def footprint(self) -> Footprint | None:
-        """What its first step took; None if it has not taken one."""
+        """Memory and operations of its first step; None before it."""
 
     @abstractmethod
     def take_loss(self) -> float | None:
@@ -169,10 +169,10 @@ class Server(Protocol):
 
 
 class Engine(ABC):
-    """Runs clients and S-server. The F-server and the post are the experiment's."""
+    """Runs clients and S-server. The experiment has the F-server and the mail."""
 
     server: Server
-    """The S-server; in algorithms without one, one that knows nothing."""
+    """The S-server; a stand-in without a model in algorithms that have none."""
 
     @abstractmethod
     def train(self, t: int, clients: Sequence[int], delivery: Delivery, link: Link) -> list[Update]:
@@ -182,7 +182,7 @@ class Engine(ABC):
         """
 
     def remarks(self) -> dict[str, Any]:
-        """What this engine adds to the metrics of the round: who failed, and why."""
+        """What this engine adds to the metrics of the round: the clients that failed, and the reasons."""
         return {}
 
     @abstractmethod
@@ -221,7 +221,7 @@ def begun(algorithm: Algorithm, client: ClientRole, t: int) -> LocalRound:
 
 
 def advance(local_round: LocalRound, reply: Message | None) -> Message | None:
-    """A local round on to its next upload; None when it is over."""
+    """Continue a local round to its next upload; None when it is over."""
     try:
         return local_round.send(reply)
     except StopIteration:
@@ -257,7 +257,7 @@ class Failures:
         self._reasons: dict[str, str] = {}
 
     def note(self, outcomes: Mapping[int, Outcome | ClientError | None]) -> list[int]:
-        """Look for failures among these outcomes; returns the clients that failed."""
+        """Record the failures among these outcomes; returns the clients that failed."""
         failed = {id: outcome for id, outcome in outcomes.items() if isinstance(outcome, ClientError)}
         for id, error in failed.items():
             if self._policy == "stop":
@@ -266,7 +266,7 @@ class Failures:
         return list(failed)
 
     def told(self) -> dict[str, Any]:
-        """For the metrics, once: the reason by client."""
+        """The reasons by client, for the metrics. They are then forgotten."""
         reasons, self._reasons = self._reasons, {}
         return {"failures": reasons} if reasons else {}
 

@@ -32,7 +32,7 @@ class Intake:
         self._limit = limit
         self._in_memory = 0
         self._held: dict[Key, Message | int] = {}
-        """The upload, or where it lies in the spill."""
+        """The upload, or its place in the spill file."""
         self._seen: set[Key] = set()
         self._reached: dict[int, float] = dict.fromkeys(clients, -1)
         """By client the step of its last upload; infinite when there are no more to come."""
@@ -41,7 +41,7 @@ class Intake:
 
     @classmethod
     def in_order(cls, order: str, clients: Sequence[int]) -> "Intake":
-        """Of clients whose arrival means nothing, such as threads: where that was asked for it is interleaved."""
+        """An intake for clients whose arrival means nothing, such as threads: `arrival` becomes interleaved."""
         return cls("interleaved" if order == "arrival" else order, clients)
 
     def put(self, client: int, upload: Message) -> None:
@@ -69,7 +69,7 @@ class Intake:
                 self._change.notify_all()
 
     def __iter__(self) -> Iterator[Uploads]:
-        """The uploads that the S-server takes together, again and again; waits for those that are to come."""
+        """Yield the uploads that the S-server takes together, and wait for those that have not come yet."""
         while uploads := self._take():
             yield uploads
 
@@ -87,7 +87,7 @@ class Intake:
         return upload
 
     def _turn(self) -> list[Key] | None:
-        """Whose turn it is; nobody's when the round is over, None while that is not known."""
+        """The uploads whose turn it is: none when the round is over; None while that is not known."""
         over = all(math.isinf(step) for step in self._reached.values())
         if not self._held and over:
             return []
@@ -113,20 +113,20 @@ class Intake:
 
 
 def learn_from(intake: Intake, server: HostedServer | NoServer, link: Link) -> None:
-    """The S-server takes the uploads of the round, to the last, while clients may still be at it."""
+    """Let the S-server take all uploads of the round, while clients may still be training."""
     for uploads in intake:
         server.exchange(uploads, link)
 
 
 class _Spill:
-    """One nameless file, which is gone with its process, however that ends; there only while something is in it."""
+    """A file without a name, so that it disappears with its process. It exists only while something is in it."""
 
     def __init__(self) -> None:
         self._file: IO[bytes] | None = None
         self._unread = 0
 
     def write(self, upload: Message) -> int:
-        """Returns where it lies."""
+        """Write an upload; returns its place in the file."""
         if self._file is None:
             self._file = tempfile.TemporaryFile(prefix="fsl-sage-")  # noqa: SIM115
         content = io.BytesIO()
@@ -138,7 +138,7 @@ class _Spill:
         return place
 
     def read(self, place: int) -> Message:
-        """Each upload is read once."""
+        """Read an upload back, once."""
         assert self._file is not None
         self._file.seek(place)
         size = int.from_bytes(self._file.read(8), "little")

@@ -64,7 +64,7 @@ class LocalEngine(Engine):
                 intake.close(id)
 
         rounds: Iterable[Outcome | ClientError] = self._threads.map(whole_round, clients)
-        if len(self._threads.workers) == 1:  # nothing beside the one that was asked for
+        if len(self._threads.workers) == 1:  # nothing else runs beside the client that is measured
             rounds = list(rounds)
         learn_from(intake, self._server, link)
         outcomes = dict(zip(clients, rounds, strict=True))
@@ -73,7 +73,7 @@ class LocalEngine(Engine):
         return outcomes
 
     def _run_in_step(self, t: int, clients: Sequence[int], delivery: Delivery, link: Link) -> Outcomes:
-        """Every client up to its next upload, the S-server's replies, and on."""
+        """Run every client to its next upload, take the S-server's replies, and repeat."""
         # A client stays with its worker, in whose modules its graph is recorded.
         workers = self._threads.workers
         shares = [clients[place :: len(workers)] for place in range(len(workers))]
@@ -101,7 +101,7 @@ class LocalEngine(Engine):
         return {id: outcomes[id] for id in clients}
 
     def _state(self, id: int) -> Tensors:
-        """A client's state. It is trained in place, unless the client may fail and be back with what it had."""
+        """A client's state. It is trained in place, unless a client may fail: it then returns with a copy."""
         state = self._clients.get(id, {})
         return copied(state) if self.setup.settings.config.on_client_failure == "drop" else state
 
@@ -114,7 +114,7 @@ class LocalEngine(Engine):
         return evaluate(self.setup.settings, parts, self._threads.spread)
 
     def local_tensors(self) -> dict[int, Parts]:
-        """By client, in order."""
+        """By client, in order: the tensors that it keeps for itself."""
         return local_tensors(self.setup, self._clients)
 
     # State

@@ -35,7 +35,7 @@ def peak_memory() -> int:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Within it torch has so many threads: they are part of a result's bits."""
+    """Give torch so many threads within the context. The number of threads can change the bits of a result."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -1,4 +1,4 @@
-"""An S-server in this process with the algorithm's part at it, and the form of what an engine saves."""
+"""The S-server in this process, which runs the algorithm's code at it, and the layout of an engine's state."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +18,7 @@ from fsl_sage.wire.message import Message, Tensors
 from fsl_sage.wire.paths import below, by_client, flat
 
 CODEC = "codec"
-"""Before the paths of what the codecs remember, in the state of the S-server."""
+"""The prefix of what the codecs remember, in the state of the S-server."""
 CACHE_BYTES = "codec_cache_bytes"
 """Among the S-server's remarks: bytes of activations that it remembers for its codec."""
 
@@ -35,10 +35,10 @@ class HostedServer(Server):
 
     @classmethod
     def training(cls, setup: Setup, spread: SpreadOver) -> "HostedServer":
-        """One that computes; `spread` shares out what may be done side by side."""
+        """A server that computes; `spread` runs jobs in parallel."""
         bench = Workbench(setup.at_s_server())
         initial = setup.initial
-        if setup.cuts:  # x_s begins at the shallowest cut, the weights in the setup are at the deepest
+        if setup.cuts:  # x_s begins at the shallowest cut; the weights in the setup are those of the deepest
             whole = {**initial["client"], **initial["server"]}
             initial = {**initial, "server": bench.slots["server"].only(whole)}
         return cls(setup, SServer(setup.settings, bench, initial, setup.client_weights, spread, setup.cuts))
@@ -87,11 +87,11 @@ class HostedServer(Server):
         return {**self.role.remarks(), **({CACHE_BYTES: memory} if (memory := self._end.memory()) else {})}
 
     def fidelity(self, *, seen: bool = False) -> Fidelity | None:
-        """On newest uploads that the last alignment has not seen, or on those that it has."""
+        """How well the auxiliaries estimate cut gradients, on uploads that the last alignment has not seen or has."""
         return self.role.fidelity(seen=seen)
 
     def footprint(self) -> Footprint | None:
-        """Of the first step."""
+        """Memory and operations of the first step."""
         return self.role.footprint()
 
     def take_loss(self) -> float | None:
@@ -117,7 +117,7 @@ class HostedServer(Server):
 
 
 class NoServer(Server):
-    """In the place of an S-server where an algorithm has none."""
+    """A stand-in for the S-server of algorithms that have none."""
 
     def begin(self, t: int) -> None:
         """Nothing to begin."""

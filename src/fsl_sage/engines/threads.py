@@ -1,4 +1,4 @@
-"""The workers of one process: threads, each with its own modules, that train clients and share out other work."""
+"""The workers of one process: threads, each with its own modules, that train clients and do other jobs."""
 
 import os
 import sys
@@ -25,7 +25,7 @@ class Threads:
     def __init__(self, setup: Setup) -> None:
         config = setup.settings.config
         self._settings = setup.settings
-        # torch's CPU generator is shared between threads: a model that draws in forward runs one client at a time.
+        # Threads share torch's CPU generator, so a model that draws in forward runs one client at a time.
         count = 1 if setup.settings.draws else min(config.workers or os.cpu_count() or 1, len(setup.examples))
         self._threads_before = torch.get_num_threads()
         prepare_process(config.threads)
@@ -37,7 +37,7 @@ class Threads:
 
     @contextmanager
     def free_worker(self) -> Iterator[Worker]:
-        """A worker that nobody else has until this is over."""
+        """A worker for this context alone."""
         worker = self._free.get()
         try:
             yield worker
@@ -45,11 +45,11 @@ class Threads:
             self._free.put(worker)
 
     def map(self, call: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
-        """Call with each item, side by side; results in the order of the items as they are there."""
+        """Call a function with each item, in parallel; yields the results in the order of the items."""
         return self._pool.map(call, items)
 
     def spread(self, job: Job, shared: Any, items: Sequence[Any]) -> list[Any]:
-        """A job with each item, side by side, each with a free worker's modules; results in the order of the items."""
+        """Run a job on each item, in parallel, each with a free worker's modules; results in the order of the items."""
 
         def one(item: Any) -> Any:
             with self.free_worker() as worker:
@@ -58,7 +58,7 @@ class Threads:
         return list(self.map(one, items))
 
     def close(self) -> None:
-        """End the threads. Who has interrupted a run does not wait for what they are at."""
+        """Stop the threads. After an interrupt their current work is not waited for."""
         interrupted = isinstance(sys.exc_info()[1], KeyboardInterrupt)
         self._pool.shutdown(wait=not interrupted, cancel_futures=True)
         torch.set_num_threads(self._threads_before)

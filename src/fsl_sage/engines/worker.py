@@ -35,7 +35,7 @@ from fsl_sage.wire.message import Message, Tensors
 from fsl_sage.wire.paths import below, flat
 
 Conversation = Callable[[Message | None], Message | Outcome | ClientError]
-"""A client's round: called with the reply to its last upload, it answers with the next, and at last how it ended."""
+"""A client's round. Called with the reply to its last upload, it returns the next one, and at the end the outcome."""
 
 
 class Worker:
@@ -47,7 +47,7 @@ class Worker:
         self._at_cut = {cut: Workbench({"client": parts["client"]}) for cut, parts in setup.at_cut.items()}
 
     def converse(self, t: int, id: int, state: Mapping[str, Tensor], delivery: Delivery) -> Conversation:
-        """A client's round, ready to start. Whatever its code raises becomes its outcome."""
+        """A client's round, ready to start. An exception in its code becomes its outcome."""
         conversation = self._conversation(t, id, state, delivery)
 
         def proceed(reply: Message | None) -> Message | Outcome | ClientError:
@@ -67,7 +67,7 @@ class Worker:
     def whole_round(
         self, t: int, id: int, state: Mapping[str, Tensor], delivery: Delivery, send: Callable[[Message], None]
     ) -> Outcome | ClientError:
-        """The round of a client that does not wait for anyone; `send` gets its uploads as they are made."""
+        """Play the round of a client that waits for no replies; `send` is called with every upload."""
         conversation = self.converse(t, id, state, delivery)
         while isinstance(said := conversation(None), Message):
             send(said)
@@ -85,7 +85,7 @@ class Worker:
                 upload = advance(local_round, reply)
             if upload is None:
                 break
-            # An upload says of which local step it is: the S-server's learning rate goes by it.
+            # An upload has the number of its local step, which sets the S-server's learning rate.
             upload = replace(upload, values={**upload.values, "step": client.step_index})
             sent = yield end.send(upload, client.places)
             reply = end.receive(sent)
@@ -118,17 +118,17 @@ class Worker:
         return client
 
     def _without_older(self, state: Mapping[str, Tensor], received: Parts) -> Tensors:
-        """A client's state without the weights that it has kept of parts whose newest average comes to it now."""
+        """A client's state without its own weights of those parts whose newest average it gets now."""
         older = {f"own/{part}/{name}" for part in self.setup.algorithm.averaged for name in received.get(part, {})}
         return {path: tensor for path, tensor in state.items() if path not in older}
 
 
 class DivergedError(Exception):
-    """Numbers of a client that must not be used."""
+    """A client's numbers are not finite and must not be used."""
 
 
 def check_finite(update: Update) -> None:
-    """Refuse an update that would spread NaN or infinities: it must reach neither an average nor a checkpoint."""
+    """Refuse an update with NaN or infinities. It must not reach an average or a checkpoint."""
     for name, loss in update.losses.items():
         if not math.isfinite(loss):
             raise DivergedError(f"its {name.replace('_', ' ')} became {loss}. {REMEDY}")
@@ -156,5 +156,5 @@ def _score(workbench: Workbench, settings: Settings, parts: Parts, index: int) -
 
 
 def copied(tensors: Mapping[str, Any]) -> Tensors:
-    """Copies of these tensors, which may be written to."""
+    """Copies of these tensors, which may be changed."""
     return {name: tensor.clone() for name, tensor in tensors.items()}

@@ -1,7 +1,7 @@
 """The project's messages as Flower's records, and back.
 
-All tensors of a message are one safetensors block: it carries every dtype, it is parsed without running anything, and
-Flower, which moves every array by a request of its own, has one to move instead of a hundred.
+All tensors of a message are packed into one safetensors block. It carries every dtype, and parsing it runs no code.
+Flower makes one request for each array, so one block means one request instead of a hundred.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,11 +19,10 @@ from fsl_sage.wire.paths import below, flat, grouped
 
 ABOUT, TENSORS, FOUNDATION = "about", "tensors", "foundation"
 HELLO, OFFER, FINISH = "hello", "offer", "finish"
-"""What a node is asked beside training: which client it is, which weights of its foundation it lacks, to end the run.
-"""
+"""What a node is asked besides training: its client's number, which weights it is missing, and to end the run."""
 SAFETENSORS = "safetensors"
 GROUPS = ("held", "mail", "extra", "changes", "mail_changes")
-"""Of the tensors of an assignment."""
+"""The groups of tensors in an assignment."""
 
 
 @dataclass(frozen=True)
@@ -36,26 +35,26 @@ class Assignment:
     after: int
     """The round whose state the client starts from; -1: it has not taken part yet."""
     keep: int
-    """The oldest round whose state the server may still come back to."""
+    """The oldest round that the server may still return to; the client keeps its states from there on."""
     held: Parts
-    """The weights of the parts that the client holds and has not got yet."""
+    """The weights that the client holds and does not have yet, by part."""
     mail: Mapping[str, Tensors]
     """Messages that waited for it, by kind."""
     extra: Mapping[str, Tensors] = field(default_factory=dict)
     """What the F-server sends with the weights, by kind."""
     foundation: bytes | None = None
-    """What the client's parts stand on, if it has not got that yet."""
+    """The packed `Foundation`, if the client does not have it yet."""
     changes: Mapping[str, Tensors] = field(default_factory=dict)
-    """In the place of weights that the client has an earlier version of: the coded differences, by kind."""
+    """Coded differences from an earlier version that the client has, by kind; sent instead of the weights."""
     mail_changes: Mapping[str, Tensors] = field(default_factory=dict)
-    """The same in the place of messages."""
+    """Coded differences sent instead of messages, by kind."""
     measured: bool = False
     """Whether the client measures what its first step takes."""
     version: str = field(default_factory=lambda: version("fsl-sage"))
-    """Of the server: another one at the node might compute other numbers."""
+    """The server's version of fsl-sage. A node with another one might compute other numbers, and refuses."""
 
     def content(self) -> RecordDict:
-        """As Flower carries it."""
+        """The records that Flower carries: plain values, tensors, and the foundation if there is one."""
         about = {
             name: getattr(self, name) for name in ("run", "round", "client", "after", "keep", "measured", "version")
         }
@@ -67,7 +66,7 @@ class Assignment:
 
     @classmethod
     def read(cls, records: RecordDict) -> "Assignment":
-        """What `content` wrote. The records are emptied, so that nothing is in memory twice."""
+        """The assignment that `content` wrote. The records are emptied, so that no tensor is in memory twice."""
         tensors = unpack(records.array_records[TENSORS])
         foundation = records.array_records.get(FOUNDATION)
         block = None if foundation is None else foundation["block"].data
@@ -83,7 +82,7 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Report:
-    """What a client sends back: all that leaves a site."""
+    """What a client sends back. Nothing else leaves a site."""
 
     run: str
     round: int
@@ -92,21 +91,21 @@ class Report:
     parts: Parts
     """The trained weights that are averaged."""
     uploads: Sequence[Message]
-    """The smashed batches with their labels; the value `step` says of which local step."""
+    """The smashed batches with their labels; the value `step` is the number of the local step."""
     extra: Mapping[str, Tensors] = field(default_factory=dict)
     """What the algorithm sends with the weights, by kind."""
     footprint: Footprint | None = None
-    """What its first step took, where the server has asked for it."""
+    """Memory and operations of its first step, if the server asked for them."""
 
     def content(self) -> RecordDict:
-        """As Flower carries it."""
+        """The records that Flower carries: plain values and tensors."""
         about: dict[str, Any] = {"run": self.run, "round": self.round, "client": self.client}
         losses = {f"loss/{name}": value for name, value in self.losses.items()}
         step = {} if self.footprint is None else {f"step/{n}": value for n, value in asdict(self.footprint).items()}
         return RecordDict({ABOUT: ConfigRecord({**about, **losses, **step}), TENSORS: pack(self.tensors())})
 
     def tensors(self) -> Tensors:
-        """All as one dict: `weights/PART/NAME`, `extra/KIND/NAME` and `upload/STEP/KIND/NAME`."""
+        """All tensors as one dict: `weights/PART/NAME`, `extra/KIND/NAME` and `upload/STEP/KIND/NAME`."""
         tensors = flat(self.parts, "weights/") | flat(self.extra, "extra/")
         for upload in self.uploads:
             tensors |= flat(upload.parts, f"upload/{upload.values['step']}/")
@@ -122,7 +121,7 @@ class Report:
         tensors: Tensors,
         footprint: Footprint | None = None,
     ) -> "Report":
-        """The report whose tensors `tensors` put together."""
+        """A report from its plain values and from `tensors`, the dict that `Report.tensors` returns."""
         steps = grouped(below("upload/", tensors))
         uploads = [Message(grouped(own), {"step": int(step)}) for step, own in steps.items()]
         parts, extra = (grouped(below(f"{group}/", tensors)) for group in ("weights", "extra"))
@@ -130,19 +129,19 @@ class Report:
 
 
 def pack(tensors: Tensors) -> ArrayRecord:
-    """Named tensors as one array of bytes."""
+    """Named tensors as one safetensors block."""
     return as_record(
         safetensors.torch.save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
     )
 
 
 def as_record(block: bytes) -> ArrayRecord:
-    """A safetensors block as Flower carries it."""
+    """A safetensors block as a record with one array."""
     return ArrayRecord({"block": Array("uint8", (len(block),), SAFETENSORS, block)})
 
 
 def unpack(record: ArrayRecord) -> Tensors:
-    """What `pack` wrote; anything else is a ValueError."""
+    """The named tensors that `pack` wrote. Raises a ValueError for anything else."""
     block = record.get("block")
     if len(record) != 1 or block is None or block.stype != SAFETENSORS:
         raise ValueError("its tensors are not one safetensors block")

@@ -1,4 +1,4 @@
-"""Carries messages to nodes and brings the replies; says of every node that did not answer, why."""
+"""Carries messages to nodes and brings back the replies, or the reason why there is none."""
 
 import re
 import time
@@ -10,15 +10,15 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
 POLL = 0.5
-"""Seconds between two looks for replies."""
+"""Seconds between two checks for replies."""
 
 
 class Refusal(str):
-    """What a site itself has said against a message; other reasons are Flower's, and may pass."""
+    """A site's own reason for refusing a message. Other reasons come from Flower and may be temporary."""
 
 
 class Courier:
-    """Flower's grid, with the replies that do not come accounted for: the grid silently returns fewer."""
+    """Flower's grid, with a reason for every reply that does not come. The grid alone just returns fewer replies."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
@@ -28,12 +28,12 @@ class Courier:
         return {node.node_id: node for node in self._grid.get_nodes()}
 
     def send(self, messages: Mapping[int, Message]) -> dict[str, int]:
-        """Send each message; returns its key by the id it got."""
+        """Send messages, given by key; returns the keys by the ids that Flower gave the messages."""
         ids = self._grid.push_messages(list(messages.values())) if messages else []
         return {id: key for id, key in zip(ids, messages, strict=True) if id}
 
     def collect(self, ids: Iterable[str]) -> dict[str, Message | str]:
-        """The replies that are there: by the id of the message, the reply, or why there will be none."""
+        """The replies that have come. By the id of the message: the reply, or the reason why there will be none."""
         found: dict[str, Message | str] = {}
         for id in ids:
             # One by one, so that a reply that cannot be read spoils no other.
@@ -49,7 +49,10 @@ class Courier:
         return found
 
     def exchange(self, messages: Mapping[int, Message], timeout: float) -> dict[int, Message | str]:
-        """Send the messages and wait for the replies: for every key the reply, or why there is none."""
+        """Send messages, given by key, and wait at most `timeout` seconds.
+
+        Returns for every key the reply, or the reason why there is none.
+        """
         arrival = {id: node.last_activated_at for id, node in self.nodes().items()}
         pending = self.send(messages)
         deadline = time.monotonic() + timeout
@@ -67,21 +70,21 @@ class Courier:
     def _restarted(
         self, pending: Mapping[str, int], messages: Mapping[int, Message], arrival: Mapping[int, str]
     ) -> list[str]:
-        """Messages to nodes that have started anew since: what they were given is lost."""
+        """The ids of messages whose nodes have restarted since: these messages are lost."""
         nodes = self.nodes() if pending else {}
         receivers = {id: nodes.get(messages[key].metadata.dst_node_id) for id, key in pending.items()}
         return [id for id, node in receivers.items() if node and node.last_activated_at != arrival.get(node.node_id)]
 
 
 def _reason(reply: Message) -> str:
-    """What an error reply says, without Flower's dressing of an exception."""
+    """The text of an error reply, without what Flower puts around an exception."""
     reason = reply.error.reason or f"Flower's error {reply.error.code}"
-    # A peer wrote it: an expression may take time with the square of its length.
+    # A peer wrote it, and the expression may take time with the square of the text's length.
     raised = re.fullmatch(r"<class '.*?'>:<'(.*)'>", reason, re.DOTALL) if len(reason) < 10_000 else None
     return Refusal(printable(raised[1])) if raised else printable(reason)
 
 
 def printable(text: str, longest: int = 300) -> str:
-    """What a peer wrote, fit for a log: short, and in one line."""
+    """A peer's text for a log: in one line of at most `longest` characters, without control characters."""
     text = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
     return text if len(text) <= longest else text[: longest - 3] + "..."

@@ -1,4 +1,4 @@
-"""The server's side: S-server, averaging and evaluation are here, the clients are at the nodes."""
+"""The server's side of Flower: the S-server, averaging and evaluation. The clients are at the nodes."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,19 +29,19 @@ from fsl_sage.wire.message import Tensors
 from fsl_sage.wire.paths import below, flat
 
 GRACE = 60.0
-"""Seconds for which Flower keeps a message beyond its round, so that it is this engine that calls a reply late."""
+"""Seconds for which Flower keeps a message beyond its round, so that this engine decides whether a reply is late."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """How long a round waits, and for how many."""
+    """How long a round waits, and for how many clients."""
 
     timeout: float = 3600.0
     """Seconds that the clients have for a round."""
     minimum: int = 1
-    """The fewest clients whose replies make a round."""
+    """The smallest number of clients that makes a round."""
     join_timeout: float = 120.0
-    """Seconds that the first round waits for all clients, and any round for the fewest, to be connected."""
+    """Seconds that the first round waits for all clients to connect, and any round for the smallest number."""
 
 
 class FlowerEngine(Engine):
@@ -50,7 +50,15 @@ class FlowerEngine(Engine):
     def __init__(
         self, setup: Setup, grid: Grid, inspector: Inspector, rules: Rules, tell: Callable[[str], None] = print
     ) -> None:
-        """The clients of `setup` are at the nodes of the grid; their replies are checked by the inspector."""
+        """Start the engine.
+
+        Args:
+            setup: The run. Its clients are at the nodes.
+            grid: Flower's connection to the nodes.
+            inspector: Checks every reply.
+            rules: How long a round waits, and for how many clients.
+            tell: Is called with sentences for the log.
+        """
         self.setup = setup
         self._threads = Threads(setup)
         self.server = self._server = host_server(setup, self._threads.spread)
@@ -62,24 +70,24 @@ class FlowerEngine(Engine):
         self._tell = tell
         self._started = False
         self._has: dict[int, Parts] = {}
-        """By client, the weights that it has got; forgotten with this process, after which all are sent once more."""
+        """By client, the weights that were sent to it. A new process does not know them and sends all of them again."""
         self._version: dict[int, int] = {}
         """By client, the version of the averaged weights among them."""
         self._last = dict.fromkeys(range(len(setup.examples)), NEVER)
-        """By client, the last round whose report was accepted: the state from which it goes on."""
+        """By client, the last round whose report was accepted. The client continues from its state after that round."""
         self._checkpointed = dict(self._last)
         self._remarks: dict[str, dict[str, str]] = {}
 
     # Rounds
 
     def train(self, t: int, clients: Sequence[int], delivery: Delivery, link: Link) -> list[Update]:
-        """Every client that is connected gets its message; the S-server takes what came back and passed inspection."""
+        """Send every connected client its message. The S-server learns from the replies that pass inspection."""
         self._remarks = {"failures": {}, "rejected": {}}
         nodes = self._founded(self._gather(t, clients))
         held = self._held(delivery.received)
         messages = {client: self._message("train", t, client, nodes[client], held, delivery) for client in nodes}
         answers = self._courier.exchange(messages, self._rules.timeout)
-        # By client, never by arrival.
+        # In the order of clients, not of arrival.
         reports = {
             client: report
             for client in sorted(answers)
@@ -124,7 +132,7 @@ class FlowerEngine(Engine):
         return nodes
 
     def _founded(self, nodes: Mapping[int, int]) -> dict[int, int]:
-        """The nodes whose clients have what their parts stand on, or get it with the round."""
+        """The nodes whose clients have the foundation of their parts, or get it with the round."""
         failed = self._laying.send(nodes, self._courier, self._rules.timeout)
         for client, reason in failed.items():
             self._note("failures", client, reason)
@@ -137,7 +145,7 @@ class FlowerEngine(Engine):
     def _message(self, kind: str, t: int, client: int, node: int, held: Parts, delivery: Delivery) -> FlowerMessage:
         had = self._has.get(client, {})
         mail, mail_changes = delivery.mail.get(client, {}), delivery.changes.get(client, {})
-        # What waits for the client takes the place of what it would else hold.
+        # A message that waits for the client replaces the part that it would hold otherwise.
         lacks = {
             part: tensors
             for part, tensors in held.items()
@@ -161,7 +169,7 @@ class FlowerEngine(Engine):
         return FlowerMessage(assignment.content(), node, kind, ttl=self._rules.timeout + GRACE, group_id=str(t))
 
     def _changes(self, client: int, lacks: Parts, delivery: Delivery) -> dict[str, Tensors]:
-        """By kind, what is sent in the place of weights that a client lacks: it has the version before, or any."""
+        """By kind, the coded difference that is sent instead of weights, where the client has an earlier version."""
         changes = dict(delivery.renewal.for_all)
         if self._version.get(client) == delivery.version - 1:
             changes |= delivery.renewal.changes
@@ -192,7 +200,7 @@ class FlowerEngine(Engine):
             )
 
     def remarks(self) -> dict[str, Any]:
-        """Who was missing in this round and why: failures, and replies that were rejected."""
+        """The clients that were missing in this round and the reasons: failures, and replies that were rejected."""
         return dict(self._remarks)
 
     def finish(self, t: int, delivery: Delivery) -> None:
@@ -207,11 +215,11 @@ class FlowerEngine(Engine):
                 self._tell(f"Client {client} did not get the final weights: {answer}")
 
     def evaluate(self, parts: Parts) -> dict[str, Any]:
-        """On the server's own test set."""
+        """Metrics of the merged model on the server's own test set."""
         return evaluate(self.setup.settings, parts, self._threads.spread)
 
     def local_tensors(self) -> dict[int, Parts]:
-        """What clients keep for themselves stays at their nodes."""
+        """Nothing: the clients' own tensors stay at their nodes."""
         return {}
 
     # State

@@ -1,11 +1,11 @@
-"""What a client's parts stand on, beside the weights that are trained: sent to a site once.
+"""What a site needs to build its parts, besides the weights that are trained. It is sent once.
 
 A site builds the structure of its parts on the meta device, from the configuration alone, and holds nothing of the
-other parts. What it cannot know is here: where the server has cut the model, the frozen weights of the client's parts,
-and what constructors have computed, such as rotary frequencies (see `split.parts.fixed`).
+other parts. The foundation adds what the site cannot know: where the server has cut the model, the frozen weights of
+the client's parts, and what constructors have computed, such as rotary frequencies (see `split.parts.fixed`).
 
-Small tensors travel in the foundation itself. Large ones are in it by their SHA-256 alone. They come in chunks before
-the first round, or lie in files at the site: `weight_store` keeps them.
+Small tensors travel in the foundation itself. Of large ones it has only the SHA-256. They come in chunks before
+the first round, or are in files at the site; `weight_store` keeps them.
 """
 
 import hashlib
@@ -29,12 +29,12 @@ from fsl_sage.wire.paths import below, flat
 SMALL = 2**22
 """Bytes of fixed tensors that travel with a client's first message; more come before it, in chunks."""
 SCALAR = 2**12
-"""Bytes of a tensor that travels with the foundation whatever the others take."""
+"""A tensor of at most so many bytes always travels with the foundation."""
 
 
 @dataclass(frozen=True)
 class Large:
-    """A tensor that the foundation does not contain."""
+    """A tensor that is too large for the foundation and is sent before it."""
 
     sha256: str
     dtype: str
@@ -48,15 +48,15 @@ class Large:
 
 @dataclass(frozen=True)
 class Foundation:
-    """The plan of the split, and which fixed tensor has which place in which part."""
+    """The plan of the split, the fixed tensors, and their names in the parts."""
 
     plan: SplitPlan
     small: Tensors
-    """By key."""
+    """The tensors that it contains, by key."""
     large: Mapping[str, Large]
-    """By key."""
+    """The tensors that are sent before it, by key."""
     places: Mapping[str, str]
-    """The key of the tensor that is PART/NAME. What two parts share has one key."""
+    """By PART/NAME, the key of the tensor. A tensor that two parts share has one key."""
 
     @classmethod
     def of(cls, setup: Setup) -> "tuple[Foundation, Tensors]":
@@ -69,7 +69,7 @@ class Foundation:
         inline = nbytes(tensors) <= SMALL
         small = {key: x for key, x in tensors.items() if inline or x.nbytes <= SCALAR}
         large = {key: _described(x) for key, x in tensors.items() if key not in small}
-        # A tensor that two keys stand for travels once.
+        # A tensor that has two keys travels once.
         sent = {described.sha256: tensors[key] for key, described in large.items()}
         plan = next(passage(module).plan for module in modules.values() if isinstance(module, Part))
         return cls(plan, small, large, places), sent
@@ -118,12 +118,12 @@ class Foundation:
 
 
 def sha256_of(tensor: Tensor) -> str:
-    """Of the bytes of a tensor's elements."""
+    """The SHA-256 of the bytes of a tensor's elements."""
     return hashlib.sha256(as_bytes(tensor)).hexdigest()
 
 
 def as_bytes(tensor: Tensor) -> memoryview:
-    """The elements of a contiguous tensor on the CPU as bytes; not a copy."""
+    """The bytes of a contiguous CPU tensor, without copying them."""
     elements: Any = tensor.detach().reshape(-1).view(torch.uint8).numpy()
     return memoryview(elements)
 

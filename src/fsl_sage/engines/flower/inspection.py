@@ -1,9 +1,9 @@
 """What a reply must look like before anything in it touches the model.
 
-The server knows exactly what an honest client sends: the algorithm's own code says so, run on shapes by the dry engine.
-Whatever differs in a name, a shape, a dtype or a size is refused, and so is what is not finite, absurdly large, a
-negative variance or not a label. What passes may still be made up: wrong but well-formed numbers cannot be told from
-right ones.
+The server knows exactly what an honest client sends: the dry engine runs the algorithm's own code on shapes. A reply
+that differs in a name, a shape, a dtype or a size is rejected. So are values that are not finite or absurdly large,
+negative variances, and labels that do not exist. Well-formed numbers that are wrong still pass: the server cannot
+recognise them.
 """
 
 import math
@@ -55,18 +55,25 @@ class Inspector:
         self._shorter = (
             None if shorter is None else DryEngine(replace(dry.setup, settings=replace(settings, task=shorter)))
         )
-        """Where texts of other lengths may come: by its shapes, which dimensions go by the length."""
+        """For texts of varying length: its shapes show which dimensions are the length."""
 
     def inspect(self, content: RecordDict, t: int, client: int, *, measured: bool = False) -> Report:
-        """The report of this client on this round, or a RejectedError.
+        """Check a reply. Raises a RejectedError with the reason if it must not be used.
 
-        With `measured` it was asked what its first step took, and may say so.
+        Args:
+            content: The reply.
+            t: The round that it must be about.
+            client: The client that it must come from.
+            measured: Whether the client was asked for memory and operations of its first step, and may report them.
+
+        Returns:
+            The report, decoded.
         """
         try:
             return self._inspect(content, t, client, measured)
         except RejectedError:
             raise
-        except Exception as error:  # a reply can be strange in ways that nobody has thought of
+        except Exception as error:  # a reply may be malformed in any way
             raise RejectedError(f"it cannot be read ({type(error).__name__})") from None
 
     def _inspect(self, content: RecordDict, t: int, client: int, measured: bool) -> Report:
@@ -130,11 +137,11 @@ class Inspector:
                 raise RejectedError(f"'{path}' is {'' if given[path].is_coded else 'not '}coded")
             _check_shape(path, given[path].model, array.model.dtype, wanted[path])
             self._check_numbers(path, self._decoded(path, given[path], tensors))
-        # In the order of an honest client's.
+        # In the order in which an honest client sends them.
         return {given[path].label: tensors[given[path].label].to(self._device) for path in models}
 
     def _decoded(self, path: str, array: "_Array", tensors: Tensors) -> Tensor:
-        """What an array is read as; of activations that are differences, the difference."""
+        """The values of an array; for activations that travel as differences, the difference."""
         payload = tensors[array.label]
         if not array.is_coded:
             return payload
@@ -159,16 +166,16 @@ class Inspector:
 
 
 class _Array(NamedTuple):
-    """One array of a report: under which name it travels, and what it is, or was before it was coded."""
+    """One array of a report: the name it travels under, and its tensor before it was coded."""
 
     label: str
     is_coded: bool
     model: Tensor
-    """Only its type and shape count where it was coded."""
+    """If it was coded, only its type and shape are used."""
 
 
 def _arrays(tensors: Tensors) -> dict[str, _Array]:
-    """The arrays by their names without what coding adds to these."""
+    """The arrays by name, without what coding adds to a name."""
     found: dict[str, _Array] = {}
     for label, tensor in tensors.items():
         was = read_label(label)
@@ -211,7 +218,7 @@ def _lengths_given(
 
 
 def _check_step(step: Mapping[str, Any]) -> Footprint | None:
-    """What a client says that its first step took."""
+    """Check what a report says about the client's first step."""
     for name, value in step.items():
         if type(value) is not int or not 0 <= value <= MOST_OF_A_STEP:
             raise RejectedError(f"its {name} is {printable(str(value), 60)}")
@@ -219,7 +226,7 @@ def _check_step(step: Mapping[str, Any]) -> Footprint | None:
 
 
 def _check_about(about: Mapping[str, Any], expected: Report) -> dict[str, float]:
-    """The losses that a report says it is about, if it is about the right round."""
+    """The losses of a report. Raises a RejectedError if it is about another run, round or client."""
     for name in ("run", "round", "client"):
         said, wanted = about.get(name), getattr(expected, name)
         if said != wanted or type(said) is not type(wanted):

@@ -1,8 +1,8 @@
 """Sends the foundation of a client's parts to its site before its first round, where it is too large for a message.
 
-The site is offered the foundation and says which chunks of which weights it lacks: none, if they lie in its files or
-came for an earlier run. These are sent in messages of a few chunks, so that neither Flower nor the site's process ever
-has more in memory. A message that is lost is sent again after a new offer; what has come stays at the site.
+The server offers the foundation, and the site answers which chunks of which weights are missing. None are, if they are
+in its files or came with an earlier run. The server sends a few chunks in each message, so that neither Flower nor the
+site's process ever has more in memory. A lost message is sent again after a new offer. Chunks that arrived are kept.
 """
 
 import time
@@ -17,21 +17,21 @@ from fsl_sage.engines.flower.weight_store import CHUNK, WEIGHTS, chunks_of
 from fsl_sage.wire.message import Tensors
 
 IN_A_MESSAGE = 2
-"""Chunks."""
+"""Chunks in a message."""
 TRIES = 5
-"""Offers without any progress after which a site is given up for the round."""
+"""A site that makes no progress after so many offers is left out of the round."""
 PATIENCE = 300.0
-"""Seconds after which a message is taken for lost: a node from which a cut connection takes one says nothing of it.
-What comes later all the same is kept at the site."""
+"""Seconds after which a message counts as lost: a node that loses one with its connection does not say so. Chunks that
+arrive later are still kept at the site."""
 PAUSE = 3.0
-"""Seconds before a site that did not answer is asked again: it may be on its way back."""
+"""Seconds before a site that did not answer is asked again: it may be reconnecting."""
 
 Chunk = tuple[str, int]
-"""Of which weight, by its SHA-256, and which of its chunks."""
+"""The SHA-256 of a weight, and the number of one of its chunks."""
 
 
 class Laying:
-    """Who has the foundation, and what the others still lack."""
+    """Sends the foundation, and knows which sites have it."""
 
     def __init__(self, foundation: Foundation, large: Tensors, run: str, tell: Callable[[str], None]) -> None:
         self.block = foundation.pack()
@@ -42,11 +42,14 @@ class Laying:
 
     @property
     def comes_first(self) -> bool:
-        """Whether it is sent before a client's first round, and not with it."""
+        """Whether the foundation is sent before a client's first round, and not with it."""
         return bool(self._large)
 
     def send(self, nodes: Mapping[int, int], courier: Courier, timeout: float) -> dict[int, str]:
-        """Send it to the nodes of these clients that do not have it; by client, why one did not get it."""
+        """Send the foundation to the nodes of these clients that do not have it.
+
+        Returns by client the reason why one did not get it.
+        """
         if not self.comes_first:
             return {}
         timeout = min(timeout, PATIENCE)
@@ -82,7 +85,7 @@ class Laying:
         return Message(content, node, f"query.{OFFER}", ttl=timeout)
 
     def _lacking(self, answer: Message) -> list[Chunk]:
-        """What a site says that it lacks, as far as there is such a thing."""
+        """The chunks that a site says are missing. Those that do not exist are left out."""
         about = answer.content.config_records.get(ABOUT, ConfigRecord())
         said = about.get("lacks", [])
         chunks = [str(word).partition(".") for word in (said if isinstance(said, list) else [])]
@@ -99,7 +102,10 @@ class Laying:
     def _send_chunks(
         self, lacks: Mapping[int, Sequence[Chunk]], nodes: Mapping[int, int], courier: Courier, timeout: float
     ) -> None:
-        """To all sites side by side, a message each at a time; who fails to take one is asked anew what it lacks."""
+        """Send chunks to all sites in parallel, one message at a time to each.
+
+        A site that fails to take a message is asked again which chunks are missing.
+        """
         queues = {client: list(_in_messages(chunks)) for client, chunks in lacks.items()}
         if queues:
             most = max(len(chunks) for chunks in lacks.values())

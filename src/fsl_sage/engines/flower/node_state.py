@@ -1,4 +1,4 @@
-"""What a client keeps between rounds: on the disk of its node, by run and round, and nowhere else."""
+"""A client's state between rounds. It is stored on the disk of its node, by run and round, and nowhere else."""
 
 import re
 from pathlib import Path
@@ -16,7 +16,7 @@ class NodeState:
     """A directory with the client's state after each round since the server's last checkpoint."""
 
     def __init__(self, directory: Path, run: str, client: int) -> None:
-        if not RUN_ID.fullmatch(run):  # it becomes a directory's name, and it came over the network
+        if not RUN_ID.fullmatch(run):  # the id came over the network, and becomes the name of a directory
             raise InputError("The run's id is not one: 32 hexadecimal digits are expected.")
         self.directory = directory / run / f"client-{client}"
         self.model_file = self.directory / "model.safetensors"
@@ -36,7 +36,7 @@ class NodeState:
         return load_tensors(self._file(after), sealed=True)[0]
 
     def save(self, t: int, tensors: Tensors) -> None:
-        """Keep the state after round t; what an earlier attempt at it left is replaced."""
+        """Keep the state after round t. It replaces that of an earlier attempt at this round."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             save_tensors(self._file(t), tensors)
@@ -44,7 +44,7 @@ class NodeState:
             raise InputError(f"The client's state cannot be written at its node: {error.strerror}.") from None
 
     def load_foundation(self) -> bytes:
-        """What the client's parts stand on, as it came from the server."""
+        """The packed foundation of the client's parts, as the server sent it."""
         if not self.foundation_file.exists():
             raise InputError(
                 "This node does not have what the server sent it before its first round: put its state directory back, "
@@ -53,7 +53,7 @@ class NodeState:
         return self.foundation_file.read_bytes()
 
     def save_foundation(self, block: bytes) -> None:
-        """Keep what the client's parts stand on."""
+        """Keep the packed foundation of the client's parts."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             write_bytes(self.foundation_file, block)
@@ -61,13 +61,13 @@ class NodeState:
             raise InputError(f"The client's foundation cannot be written at its node: {error.strerror}.") from None
 
     def forget_before(self, keep: int) -> None:
-        """Drop what the server cannot come back to."""
+        """Delete the states before round `keep`, to which the server cannot return."""
         for t in self.rounds():
             if t < keep:
                 self._file(t).unlink()
 
     def finish(self, tensors: Tensors) -> None:
-        """The run is over: keep the final model of the client's side, drop the states."""
+        """End the run: keep the final weights of the client's parts and delete the states."""
         self.directory.mkdir(parents=True, exist_ok=True)
         save_tensors(self.model_file, tensors)
         for t in self.rounds():

@@ -1,8 +1,8 @@
 """Which node is which client.
 
 Flower's node ids are random. A key that was registered under the name `client-N` is client N and nobody else. A node
-without such a name is asked which client it is, by its --node-config, as long as no named one has been seen: where keys
-have names, a key without one could take the place of a client that is offline, and keep it.
+without such a name is asked for its client's number, which its --node-config gives. That holds only until a node with a
+name has been seen. Where keys have names, a key without one could take the place of a client that is offline.
 """
 
 import re
@@ -16,7 +16,7 @@ from fsl_sage.engines.flower.courier import Courier, printable
 
 NAME = re.compile(r"client-(\d{1,9})")
 HELLO_SECONDS = 300.0
-"""How long a node may take to say which client it is."""
+"""Seconds that a node may take to say which client it is."""
 
 
 class Roster:
@@ -32,10 +32,10 @@ class Roster:
         self._asked: dict[str, NodeInfo] = {}
         """The nodes that have been asked, by the id of the message."""
         self._refused: dict[int, str] = {}
-        """By node, when the one that was refused had arrived: it is heard again when it is started anew."""
+        """By node that was refused, the time of its arrival. It is asked again after a restart."""
 
     def present(self) -> dict[int, int]:
-        """The node of every client that is connected. New nodes are asked who they are, without waiting for them."""
+        """The node of every connected client. New nodes are asked which client they are; their answers come later."""
         nodes = self._courier.nodes()
         for id, answer in self._courier.collect(self._asked).items():
             self._hear(self._asked.pop(id), answer, nodes)
@@ -50,7 +50,7 @@ class Roster:
         return {client: node for node, client in self._client_of.items() if node in nodes}
 
     def _insist_on_names(self, nodes: Mapping[int, NodeInfo]) -> None:
-        """Refuse the nodes that have none, also those that were taken for a client before."""
+        """Refuse the nodes without a name, also those that were accepted as a client before."""
         self.named = True
         for id, node in nodes.items():
             if not NAME.fullmatch(node.name) and self._refused.get(id) != node.last_activated_at:
@@ -71,19 +71,19 @@ class Roster:
     def _hear(self, node: NodeInfo, answer: Message | str, nodes: Mapping[int, NodeInfo]) -> None:
         if isinstance(answer, str):
             self._refuse(node, answer)
-        elif not self.named:  # else it has been refused in the meantime
+        elif not self.named:  # otherwise it has been refused in the meantime
             about = answer.content.config_records.get(ABOUT)
             self._enter(node, about.get("client") if about else None, nodes)
 
     def _enter(self, node: NodeInfo, client: object, nodes: Mapping[int, NodeInfo]) -> None:
-        """Take a node for this client, unless another one that is connected is."""
+        """Accept a node as this client, unless another connected node is this client already."""
         if type(client) is not int or not 0 <= client < self._clients:
             self._refuse(node, f"there is no client {printable(str(client), 60)}, only 0 to {self._clients - 1}")
         elif not any(of == client and id in nodes for id, of in self._client_of.items()):
             self._client_of = {id: of for id, of in self._client_of.items() if of != client}
             self._client_of[node.node_id] = client
             self._tell(f"Client {client} is node {node.node_id}")
-        # Else it is tried again: the other may be the same site before a restart, which Flower notices after a minute.
+        # Otherwise it is tried again: the other node may be the same site before a restart, which Flower notices late.
 
     def _refuse(self, node: NodeInfo, reason: str) -> None:
         self._refused[node.node_id] = node.last_activated_at

@@ -1,9 +1,9 @@
-"""Large tensors on the disk of a node, each under the SHA-256 of its bytes, whichever way they came.
+"""Large tensors on the disk of a node. The name of a file is the SHA-256 of the tensor's bytes.
 
-A tensor comes in chunks, in any order, and with interruptions: chunks that are here stay, also when the node is started
-again. When the last one is here the tensor is put together and checked. Runs with the same frozen weights share them.
+A tensor arrives in chunks, in any order. Chunks survive a restart of the node. When all have arrived, the tensor is put
+together and checked. Runs with the same frozen weights share the files.
 
-This module needs neither torch nor the rest of the package, so that a process that takes a chunk starts fast.
+This module imports neither torch nor most of the package, so that a process that stores a chunk starts fast.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from pathlib import Path
 from fsl_sage.errors import InputError
 
 WEIGHTS = "weights"
-"""What a message is called that brings chunks to a node, and the directory that keeps them there."""
+"""The name of the message that brings chunks to a node, and of the directory that keeps them."""
 CHUNK = 2**25
 """Bytes of a chunk; the last one of a tensor may be shorter."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -28,18 +28,25 @@ class WeightStore:
 
     def path(self, sha256: str) -> Path:
         """Where a tensor is, once it is complete."""
-        if not _SHA256.fullmatch(sha256):  # it becomes a file's name, and it came over the network
+        if not _SHA256.fullmatch(sha256):  # the name came over the network, and becomes the name of a file
             raise InputError("The name of a weight is not a SHA-256.")
         return self.directory / sha256
 
     def lacks(self, sha256: str, size: int) -> list[int]:
-        """The numbers of the chunks of a tensor of so many bytes that are not here."""
+        """The numbers of the missing chunks of a tensor of `size` bytes."""
         if self.path(sha256).exists():
             return []
         return [number for number in range(chunks_of(size)) if not self._chunk(sha256, number).exists()]
 
     def put(self, sha256: str, size: int, number: int, content: bytes) -> None:
-        """Keep a chunk; with the last one the tensor is complete."""
+        """Keep a chunk. When it is the last, the tensor is put together.
+
+        Args:
+            sha256: That of the tensor.
+            size: Bytes of the tensor.
+            number: The place of the chunk in the tensor, from 0.
+            content: The chunk's bytes.
+        """
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             _write(self._chunk(sha256, number), content)
@@ -51,7 +58,7 @@ class WeightStore:
             raise InputError(f"A weight cannot be written at this node: {error.strerror}.") from None
 
     def _complete(self, sha256: str, size: int) -> None:
-        """Put the chunks together, one at a time. What does not have the right SHA-256 is dropped, to come again."""
+        """Put the chunks together, one at a time. If the SHA-256 is wrong, all are deleted and have to come again."""
         chunks = [self._chunk(sha256, number) for number in range(chunks_of(size))]
         whole, written = hashlib.sha256(), self.path(sha256).with_name(f"{sha256}.part-{os.getpid()}")
         with open(written, "wb") as file:
@@ -71,7 +78,7 @@ class WeightStore:
 
 
 def chunks_of(size: int) -> int:
-    """How many chunks a tensor of so many bytes has."""
+    """The number of chunks of a tensor of `size` bytes."""
     return -(-size // CHUNK)
 
 
