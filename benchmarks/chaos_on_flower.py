@@ -9,18 +9,19 @@ from the same rounds. That run is played afterwards, in one process and with nod
 """
 
 import json
+import os
 import random
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import replace
 from pathlib import Path
 
 from tests.deploy import prestarted
 from tests.engines.flower_grid import InProcessGrid
 
-from benchmarks.chaos import HITS, PATIENCE, RUN, Command, Pace, Trial, differences, kill
+from benchmarks.chaos import PATIENCE, RUN, Command, Pace, Trial, differences, kill
 from fsl_sage.algorithms import resolve
 from fsl_sage.config import Config
 from fsl_sage.deploy.agreement import Agreement
@@ -70,6 +71,8 @@ class Nodes(LoopbackFederation):
         (folder / "nodes").mkdir()
         super().__init__(folder / "nodes")
         self.folder = folder
+        self._begun: dict[int, tuple[float, int]] = {}
+        """By client, when its SuperNode was started last, and how much there was in its log."""
         self._address = prestarted.write_commands(folder / "commands")
         paths = {"PATH": f"{folder / 'commands'}:{self.environment['PATH']}", "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
         self.environment = {**self.environment, **paths}
@@ -92,8 +95,26 @@ class Nodes(LoopbackFederation):
             (self.app / "fsl_sage_app" / f"{name}.py").write_text(text.format(folder=str(self.folder)))
         self.start_superlink()
         self.register(range(len(sites)))
-        for client, site in enumerate(sites):
-            self.start_node(client, site)
+        for client in range(len(sites)):
+            self.start_site(client)
+
+    def start_site(self, client: int) -> None:
+        """The SuperNode of a client."""
+        log = self.directory / "logs" / f"node-{client}.log"
+        self._begun[client] = time.monotonic(), log.stat().st_size if log.exists() else 0
+        self.start_node(client, self.sites[client])
+
+    def supervise(self) -> None:
+        """Start SuperNodes again that have ended, as the guide asks: Flower turns a killed one away for a minute."""
+        for client, (when, _) in self._begun.items():
+            if self._running[f"node-{client}"].poll() is not None and time.monotonic() > when + 5:
+                self.start_site(client)
+
+    def connected(self) -> list[int]:
+        """The clients whose SuperNodes the SuperLink has let in."""
+        logs = {client: self.log(f"node-{client}").encode()[start:] for client, (_, start) in self._begun.items()}
+        living = [client for client in logs if self._running[f"node-{client}"].poll() is None]
+        return [client for client in living if b"SuperNode ID: " in logs[client]]
 
     def start_run(self, run: Path) -> None:
         """`flwr run`; the same command goes on with a run that was interrupted."""
@@ -114,6 +135,7 @@ class Nodes(LoopbackFederation):
         """Whether the ServerApp ends within these seconds."""
         deadline = time.monotonic() + seconds
         while (living := self.process("server-process")) and time.monotonic() < deadline:
+            self.supervise()
             time.sleep(0.05)
         return not living
 
@@ -123,14 +145,12 @@ class Nodes(LoopbackFederation):
         return (run / "result.json").exists()
 
     def kill_site(self, client: int, what: str) -> None:
-        """End the process of a ClientApp, if there is one now, or of a SuperNode, which is started again."""
+        """End the process of a ClientApp, if there is one now, or of a SuperNode, or both."""
         app = self.process(f"client-process-{client}") if what != "node" else 0
-        if app:
-            kill(app)
-        if not app or what == "both":
-            HITS.append(self._running[f"node-{client}"].pid)
-            self.stop(f"node-{client}", signal.SIGKILL)
-            self.start_node(client, self.sites[client])
+        if app and what == "both":
+            with suppress(ProcessLookupError):  # both are one kill
+                os.kill(app, signal.SIGKILL)
+        kill(app if app and what == "app" else self._running[f"node-{client}"].pid)
 
     def said(self) -> str:
         """The last words of the apps."""
@@ -186,7 +206,9 @@ def kill_a_site(folder: Path) -> Iterator[Trial]:
             nodes.start_run(run)
             for _ in range(kills):
                 if pace.wait(nodes.ended, run, rng) and not (run / "result.json").exists():
-                    nodes.kill_site(rng.randrange(len(nodes.sites)), rng.choice(("node", "app", "both")))
+                    found, what = nodes.connected(), rng.choice(("node", "app", "both"))
+                    if found:
+                        nodes.kill_site(rng.choice(found), what)
             for _ in range(3):  # where no client was left, the run has ended and says how to go on
                 if nodes.finished(run):
                     return unlike(replayed(nodes, run, fresh), run)
