@@ -239,7 +239,9 @@ def kill_an_actor(name: str) -> Place:
                     old |= {one := rng.choice(found)}
                     kill(one)
                 if wrong := command.wrong():
-                    again = Command("resume", out, log=log).wrong() or ", ".join(differences(whole, out))
+                    again = Command("resume", out, log=fresh / "resumed.log").wrong() or ", ".join(
+                        differences(whole, out)
+                    )
                     return f"it did not go on by itself: {wrong}; resumed: {again or 'the same bits'}"
                 return ", ".join(differences(whole, out))
 

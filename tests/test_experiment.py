@@ -218,32 +218,33 @@ def test_another_version_warns_that_bits_may_differ(interrupted, name):
         resume(config.out)
 
 
-@pytest.mark.parametrize("moment", ["__init__", "load_checkpoint", "merged"])
-def test_the_s_server_may_be_lost_at_the_start_and_at_the_end_too(tiny, interrupted, monkeypatch, moment):
-    """As when Ray's actor is killed while it is started, or after the last round."""
+@pytest.mark.parametrize("moment", ["__init__", "load_checkpoint", "play_round", "merged"])
+def test_the_s_server_may_be_lost_twice_at_any_moment(tiny, interrupted, monkeypatch, moment):
+    """As when Ray's actor is killed while it is started, in a round, or after the last one."""
     whole, config = run(tiny(rounds=3)).directory, interrupted(rounds=3, after=1)
-    lose_once(monkeypatch, moment)
+    lose(monkeypatch, moment, times=2)
     resume(config.out)
     assert_same_run(whole, config.out)
 
 
-def test_an_s_server_that_is_lost_again_and_again_ends_the_run(tiny, monkeypatch):
-    lose_once(monkeypatch, "__init__", times=2)
+@pytest.mark.parametrize("moment", ["__init__", "play_round"])
+def test_an_s_server_that_is_lost_again_and_again_ends_the_run(tiny, monkeypatch, moment):
+    lose(monkeypatch, moment, times=3)
     with pytest.raises(LostError, match="the S-server is gone"):
         run(tiny())
 
 
-def lose_once(monkeypatch, moment, times=1):
+def lose(monkeypatch, moment, times):
     from fsl_sage.experiment import Federation
 
     usual, losses = getattr(Federation, moment), iter(range(times))
 
-    def lose(self, *arguments):
+    def failing(self, *arguments):
         if next(losses, None) is not None:
             raise LostError("the S-server is gone")
         return usual(self, *arguments)
 
-    monkeypatch.setattr(Federation, moment, lose)
+    monkeypatch.setattr(Federation, moment, failing)
 
 
 def test_resume_with_a_torn_last_line(tiny, monkeypatch):

@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 
 pytest.importorskip("ray")
 
+import ray
+
 from fsl_sage.config import Config
 from fsl_sage.engines.ray import cluster
 from fsl_sage.engines.ray.arrays import pack, to_device, unpack
-from fsl_sage.engines.ray.cluster import lay_out
-from fsl_sage.engines.ray.engine import longest_first, share_out
+from fsl_sage.engines.ray.cluster import Crew, lay_out
+from fsl_sage.engines.ray.engine import RayEngine, longest_first, share_out
 from fsl_sage.errors import InputError
 from fsl_sage.experiment import run
 from fsl_sage.wire.message import Smashed
@@ -113,3 +115,15 @@ def test_without_ray_the_message_says_how_to_get_it(tiny, monkeypatch):
     with pytest.raises(InputError, match=r"--engine ray needs the extra 'ray': pip install 'fsl-sage\[ray\]'"):
         run(config)
     assert not config.out.exists()
+
+
+def test_an_engine_that_was_closed_leaves_alone_what_was_started_since(monkeypatch):
+    """A run closes its engine when the S-server is lost, and once more where a new one cannot be started either."""
+    asked = []
+    monkeypatch.setattr(ray, "kill", asked.append)
+    monkeypatch.setattr(ray, "shutdown", lambda: asked.append("cluster"))
+    engine = RayEngine.__new__(RayEngine)
+    engine._own_crew, engine._own_cluster = Crew(["worker"], "server"), True
+    engine.close()
+    engine.close()
+    assert asked == ["worker", "server", "cluster"]

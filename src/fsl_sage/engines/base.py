@@ -206,7 +206,7 @@ class Engine(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release threads and processes."""
+        """Release threads and processes; a second time nothing happens."""
 
 
 def begun(algorithm: Algorithm, client: ClientRole, t: int) -> LocalRound:

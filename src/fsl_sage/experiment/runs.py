@@ -1,6 +1,7 @@
 """A run: builds the roles from a configuration and plays the rounds."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -34,6 +35,9 @@ from fsl_sage.wire.message import Tensors
 
 BEYOND = 1000.0
 """No training that works ends with such a test loss: guessing among 50,000 words has 11."""
+
+LOSSES = 3
+"""The S-server that is lost so often in one round, or while it is started, is not lost by accident."""
 
 Build = Callable[[RunDirectory, Config, Problem], Federation]
 """Makes the roles of a run."""
@@ -165,7 +169,7 @@ def _play(
         directory.save_score(score)
         directory.save_inference(problem.inference())
     federation, metrics = _restore(directory, config, problem, build)
-    lost = -1
+    losses = Counter[int]()
     ended: str | None = None
     try:
         for callback in callbacks:
@@ -180,9 +184,9 @@ def _play(
                 metrics.append(_timed_round(federation, t, score, metrics))
                 _record(directory, federation, config, score, metrics)
             except LostError:
-                if t == lost:
-                    raise  # twice in the same round is no accident
-                lost = t
+                losses[t] += 1
+                if losses[t] == LOSSES:
+                    raise
                 federation.engine.close()
                 federation, metrics = _restore(directory, config, problem, build)
                 continue
@@ -254,10 +258,13 @@ def _restore(
     if checkpoint:
         directory.warn_of_versions()
         directory.check_best()
-    try:
-        federation = _built(directory, config, problem, build, checkpoint)
-    except LostError:  # the S-server may die at any moment, also while it is started; twice is no accident
-        federation = _built(directory, config, problem, build, checkpoint)
+    for start in range(1, LOSSES + 1):
+        try:
+            federation = _built(directory, config, problem, build, checkpoint)
+            break
+        except LostError:  # the S-server may die at any moment, also while it is started
+            if start == LOSSES:
+                raise
     with directory.writing():
         metrics, entries = directory.cut_back(checkpoint[1] if checkpoint else None)
     federation.ledger.restore(entries, metrics[-1]["bytes_whole_models"] if metrics else 0)

@@ -188,10 +188,15 @@ class RayEngine(Engine):
         return {id: to_device(fetch(state), device) for id, state in self._states.items()}
 
     def close(self) -> None:
-        """End the actors and the cluster, if they were started for this run."""
-        if self._own_crew is not None:
-            self._own_crew.dismiss()
-        if self._own_cluster:
+        """End the actors and the cluster, if they were started for this run; a second time it does nothing.
+
+        By then Ray may have been started anew, and knows nothing of the actors of before.
+        """
+        crew, self._own_crew = self._own_crew, None
+        cluster, self._own_cluster = self._own_cluster, False
+        if crew is not None:
+            crew.dismiss()
+        if cluster:
             ray.shutdown()
 
     # The S-server
