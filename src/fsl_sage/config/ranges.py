@@ -34,4 +34,9 @@ def check_ranges(holder: Any, ranges: Mapping[str, Range]) -> None:
         for name in path.split("."):
             value = getattr(value, name)
         if value is not None and not (low <= value <= high and math.isfinite(value)):
-            raise InputError(f"{option(path)} {value:g} is not possible: give {accepted}.")
+            raise InputError(f"{option(path)} {_told(value)} is not possible: give {accepted}.")
+
+
+def _told(value: float) -> str:
+    """A number as a sentence has it; a whole number may be beyond all floats."""
+    return "of so many digits" if isinstance(value, int) and abs(value) >= 2**1023 else f"{value:g}"

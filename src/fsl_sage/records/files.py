@@ -126,15 +126,7 @@ def load_tensors(path: Path, *, sealed: bool = False) -> tuple[Tensors, Any]:
         return tensors, json.loads(metadata.get("values", "null"))
     except InputError:
         raise
-    except (
-        safetensors.SafetensorError,
-        OSError,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-    ) as e:
+    except _DAMAGE as e:
         raise InputError(f"{path} cannot be read, it is damaged or not a safetensors file: {short(e)}.") from None
 
 

@@ -44,8 +44,7 @@ class Log:
         except OSError as error:
             raise self._refusal(seal, f"it cannot be read ({error.strerror})") from None
         if len(kept) < seal["bytes"]:
-            lines = kept.count(b"\n")
-            raise self._refusal(seal, f"only {lines:,} are left")
+            raise self._refusal(seal, f"only {len(kept):,} of their {seal['bytes']:,} bytes are left")
         if hashlib.sha256(kept).hexdigest() != seal["sha256"]:
             raise self._refusal(seal, "they are not what was written")
         return kept
