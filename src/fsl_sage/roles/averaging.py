@@ -17,7 +17,7 @@ TRIMMED = 0.1
 """The share of the clients that `trimmed-mean` leaves out at each end, at least one."""
 
 Rule = Callable[[Sequence[Tensors], Sequence[float], Tensors], Tensors]
-"""From the clients' states, their weights and the state that they started from, to the new one."""
+"""(the clients' states, how much each counts, the state that they started from) to the new state."""
 
 
 def average(states: Sequence[Tensors], weights: Sequence[float]) -> Tensors:
@@ -45,12 +45,12 @@ def clipped(states: Sequence[Tensors], weights: Sequence[float], start: Tensors)
 
 
 def median(states: Sequence[Tensors], weights: Sequence[float], start: Tensors) -> Tensors:
-    """The median of each number over the clients, who all count the same."""
+    """The median of each number over the clients, which all count the same."""
     return _by_rank(states, lambda count: (count - 1) // 2)
 
 
 def trimmed_mean(states: Sequence[Tensors], weights: Sequence[float], start: Tensors) -> Tensors:
-    """The mean of each number without the largest and the smallest tenth of it; the clients all count the same."""
+    """The mean of each number without its largest and its smallest tenth; the clients all count the same."""
     return _by_rank(states, lambda count: min(max(1, round(TRIMMED * count)), (count - 1) // 2))
 
 
@@ -58,7 +58,7 @@ RULES: dict[str, Rule] = {"mean": mean, "clipped": clipped, "trimmed-mean": trim
 
 
 def _by_rank(states: Sequence[Tensors], left_out: Callable[[int], int]) -> Tensors:
-    """Each number's mean over the clients without so many of the smallest and of the largest."""
+    """The mean of each number over the clients; `left_out` says how many of the smallest and largest do not count."""
     result = {}
     for name in _names(states):
         tensors, _ = _holders(name, states, [1.0] * len(states))
@@ -74,14 +74,14 @@ def _names(states: Sequence[Tensors]) -> list[str]:
 
 
 def _holders(name: str, states: Sequence[Tensors], weights: Sequence[float]) -> tuple[list[Tensor], list[float]]:
-    """The tensors of this name, and the weights of those who have it."""
+    """The tensors of this name, and the weights of the states that have it."""
     pairs = [(state[name], weight) for state, weight in zip(states, weights, strict=True) if name in state]
     return [tensor for tensor, _ in pairs], [weight for _, weight in pairs]
 
 
 def _average_one(tensors: list[Tensor], weights: list[float]) -> Tensor:
     first = tensors[0]
-    if first.is_meta:  # a dry run: the mean has this shape, and torch takes long to say so
+    if first.is_meta:  # a dry run: the mean has this shape, and torch would take long to compute it
         return torch.empty_like(first)
     if not first.is_floating_point():
         return torch.stack(tensors).amax(0)
@@ -103,7 +103,7 @@ def _distance(state: Tensors, start: Tensors) -> float:
 
 
 def _towards(state: Tensors, start: Tensors, share: float) -> Tensors:
-    """The state after this share of its change."""
+    """The state after this share of the way from `start` to `state`."""
     if share == 1:
         return state
     return {

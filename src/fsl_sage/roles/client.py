@@ -52,7 +52,7 @@ class Client(ClientRole):
         self.extra = below("extra/", state)
         self.round = self.step_index = -1
         self.places: Tensor | None = None
-        """Of the examples of the batch at hand among its own, [B]."""
+        """The places of the current batch's examples among the client's own, int64 [B]."""
         self.losses: list[Tensor] = []
         self.lr_used = 0.0
         self.meter = Meter()
@@ -89,13 +89,13 @@ class Client(ClientRole):
             yield from self._step_on(replace(self._settings.task.plain_batch(chosen), examples=chosen))
 
     def _step_on(self, batch: Batch) -> Iterator[Batch]:
-        """A step is what happens until the next batch is asked for."""
+        """Start the next step. It lasts until the next batch is asked for."""
         self.meter.begin(held_by(self._parts.values()))
         yield batch
         self.meter.end()
 
     def footprint(self) -> Footprint | None:
-        """What the step took that the meter has watched; None if it has not."""
+        """Memory and operations of the step that was measured; None if none was."""
         if not self.meter.is_done:
             return None
         static = static_bytes(self._parts.values(), self.meter.gradient_bytes)
@@ -213,7 +213,7 @@ class Client(ClientRole):
         weights = self._weights()
         draw = generator(self._settings.config.seed, "direction", self.id, self.round, self.step_index)
         normal = torch.randn(sum(weight.numel() for weight in weights), generator=draw, dtype=torch.float32)
-        normal = normal.to(weights[0])  # in float32 whatever the precision, so that every precision has the same
+        normal = normal.to(weights[0])  # in float32, so that it is the same for every precision
         return normal / torch.linalg.vector_norm(normal)
 
     @contextmanager
@@ -261,7 +261,7 @@ class Client(ClientRole):
         return self._parts[part].optimizer_state()
 
     def set_optimizer_state(self, part: str, state: Tensors) -> None:
-        """Put another state in the place of that of a part's optimizer; it is copied, for it is trained in place."""
+        """Replace the state of a part's optimizer. The state is copied, because steps change it in place."""
         self._parts[part].load_optimizer_state({path: tensor.clone() for path, tensor in state.items()})
 
     def upload(self, parts: tuple[str, ...]) -> dict[str, Tensors]:
@@ -269,7 +269,7 @@ class Client(ClientRole):
         return {part: self._settings.travelling(part, self._parts[part].weights()) for part in parts}
 
     def state(self, averaged: tuple[str, ...]) -> Tensors:
-        """What this client keeps for its next round, beside the weights that are averaged: one flat dict."""
+        """What this client keeps for its next round besides the averaged weights, as one flat dict."""
         state = {f"extra/{name}": tensor for name, tensor in self.extra.items()}
         for part, replica in self._parts.items():
             if self._settings.keeps_optimizers:
@@ -284,12 +284,12 @@ class Client(ClientRole):
 
 
 def chosen_steps(order: Iterator[Tensor], steps: range | None) -> Iterator[tuple[int, Tensor]]:
-    """Local steps with their numbers: all of them, or these alone."""
+    """Local steps with their numbers: those in `steps`, or all of them."""
     return enumerate(order) if steps is None else islice(enumerate(order), steps.start, steps.stop, steps.step)
 
 
 def local_order(examples: int, config: Config, client: int, t: int) -> Iterator[Tensor]:
-    """For each local step of a client's round t, the places of its examples among its own."""
+    """For each local step of a client's round t, the places of its batch among its examples, int64 [B]."""
     epoch, left = 0, config.local_steps
     while epoch < config.local_epochs if left is None else left > 0:
         shuffle = generator(config.seed, "order", client, t, epoch)

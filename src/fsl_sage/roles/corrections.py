@@ -16,7 +16,7 @@ from fsl_sage.wire.message import CONTROL, Tensors
 
 
 def pull(client: ClientRole, proximal: float, parts: Iterable[str]) -> None:
-    """Before a step of these parts: mu (x - x_received) is added to the gradients (Li et al., 2020)."""
+    """FedProx: add mu (x - x_received) to the gradients of these parts before a step (Li et al., 2020)."""
     for part in parts:
         for name, weight in client.parameters(part).items():
             if weight.grad is not None:
@@ -25,7 +25,7 @@ def pull(client: ClientRole, proximal: float, parts: Iterable[str]) -> None:
 
 @torch.no_grad()
 def follow_controls(client: ClientRole, lr: float, parts: Iterable[str]) -> None:
-    """With a step of these parts: the weights go by -lr (c - c_i) too (Karimireddy et al., 2020)."""
+    """SCAFFOLD: with a step, also move the weights of these parts by -lr (c - c_i) (Karimireddy et al., 2020)."""
     for path, weight in _weights(client, parts):
         c, own = _controls(client, path, weight)
         weight.sub_(c - own, alpha=lr)
@@ -54,7 +54,7 @@ def _weights(client: ClientRole, parts: Iterable[str]) -> Iterator[tuple[str, Te
 
 
 def _controls(client: ClientRole, path: str, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """(c, c_i) of a weight; zeros where nobody has sent or made one yet."""
+    """(c, c_i) of a weight, both of its shape; zeros before the first round."""
     c = client.received_extra.get(CONTROL, {}).get(path)
     own = client.extra.get(f"{CONTROL}/{path}")
     zeros = torch.zeros_like(weight) if c is None or own is None else weight

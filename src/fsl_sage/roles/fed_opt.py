@@ -32,7 +32,7 @@ def step(options: AveragingConfig, x: Tensors, average: Tensors, state: Tensors)
 
 
 def _step(options: AveragingConfig, x: Tensor, average: Tensor, state: Tensors, path: str) -> Tensor:
-    if x.is_meta:  # a dry run: the step has this shape, and torch takes long to say so
+    if x.is_meta:  # a dry run: the step has this shape, and torch would take long to compute it
         return x
     delta = wide(average) - x
     m = state.get(f"m/{path}", torch.zeros_like(delta))

@@ -20,7 +20,7 @@ class Footprint:
     static_bytes: int
     """Weights and buffers, gradients, and what the optimizers remember."""
     working_bytes: int
-    """The most that autograd keeps at one moment of the step for backward passes, beside the weights."""
+    """The most that autograd keeps for backward passes at any one time of the step, without the weights."""
     step_flops: int
     """Floating-point operations: see `fsl_sage.models.flops`."""
 
@@ -39,7 +39,7 @@ class Meter:
 
     def __init__(self) -> None:
         self.gradient_bytes = 0
-        """Of the weights that are trained: what the step's optimizers found."""
+        """Bytes of the gradients with which the step's optimizers worked."""
         self.working_bytes = 0
         self._flops = FlopCounter()
         self._state = "before"
@@ -51,7 +51,7 @@ class Meter:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """While this role's code runs."""
+        """A context for this role's code."""
         if self._state == "after":
             yield
             return
@@ -65,14 +65,14 @@ class Meter:
                 self._stack = None
 
     def begin(self, held: Iterable[Tensor]) -> None:
-        """The step begins, if none has; what the role holds does not count as kept by autograd."""
+        """Begin the step, if none was begun. The tensors that the role holds do not count as kept by autograd."""
         if self._state == "before" and self._stack is not None:
             self._state = "within"
             self.holds(held)
             self._enter()
 
     def end(self) -> None:
-        """The step ends."""
+        """End the step."""
         if self._state == "within":
             self._state = "after"
             self._static = {}
@@ -86,17 +86,17 @@ class Meter:
 
     @property
     def flops(self) -> int:
-        """Of the step so far."""
+        """Floating-point operations of the step so far."""
         return self._flops.flops
 
     def holds(self, tensors: Iterable[Tensor]) -> None:
-        """Weights that the role has got."""
+        """Count these tensors among those that the role holds."""
         if self._state == "within":
-            # By reference, so that no other storage gets the place of one that is gone.
+            # The reference keeps the storage alive, so that no other one gets its address.
             self._static |= {_storage(tensor): tensor for tensor in tensors}
 
     def found_gradients(self, replicas: Iterable[Replica]) -> None:
-        """The gradients with which the step's optimizers work."""
+        """Note the gradients with which the step's optimizers work."""
         if self._state == "within":
             parameters = (parameter for replica in replicas for parameter in replica.parameters().values())
             self.gradient_bytes = sum(weight.grad.nbytes for weight in parameters if weight.grad is not None)
@@ -139,12 +139,12 @@ class _Kept:
 
     @staticmethod
     def tensor_of(kept: _Kept) -> Tensor:
-        """For the backward pass."""
+        """The tensor, for the backward pass."""
         return kept.tensor
 
 
 def _storage(tensor: Tensor) -> int:
-    """Which memory a tensor is in."""
+    """The address of a tensor's storage."""
     return int(tensor.untyped_storage()._cdata)
 
 

@@ -60,12 +60,18 @@ class Update:
 
 
 class ClientRole(Protocol):
-    """A client during one round. z_f, z_b and features are tuples of tensors, [B, *cut] each."""
+    """A client during one round.
+
+    `Smash` is a tuple with one tensor [B, *cut] for each boundary tensor of the cut: the smashed data z_f, their
+    gradients z_b, and in a U-shape the features that the S-server sends. B is the size of the batch. `target` holds
+    what the loss needs besides the output, by name, such as the labels [B]. A part is "client", "auxiliary", "server",
+    "head" or "decoder".
+    """
 
     id: int
     round: int
     step_index: int
-    """The number of the batch at hand, from 0."""
+    """The number of the current batch in the round, from 0."""
     examples: Tensor
     """The indices of its examples, [n]."""
     received: Parts
@@ -79,111 +85,137 @@ class ClientRole(Protocol):
 
     @abstractmethod
     def batches(self, t: int, steps: range | None = None) -> Iterator[Batch]:
-        """The mini-batches of round t: E epochs in random order, or K steps; of these local steps alone if given."""
+        """The mini-batches of a round, in random order: E epochs, or K steps.
+
+        Args:
+            t: The round.
+            steps: Only the batches of these local steps; all of them if not given.
+        """
 
     @abstractmethod
     def own_examples(self) -> Iterator[Batch]:
-        """All examples of this client once, in their order and as they are: not shuffled, not augmented.
+        """Batches of all examples of this client, each once, neither shuffled nor augmented.
 
         Each batch counts as one more step of the round.
         """
 
     @abstractmethod
     def forward(self, batch: Batch) -> Smash:
-        """z_f, the smashed data, with the graph that `backward` will need."""
+        """The smashed data z_f of a batch, with the graph that `backward` needs."""
 
     @abstractmethod
     def output(self, part: str, *inputs: Tensor) -> Any:
-        """What a part that this client holds gives for these inputs, with its graph, in training mode.
+        """The output of a part in training mode, with its graph.
 
-        Any loss of it may be taken and differentiated; `step` then trains the part.
+        An algorithm may compute any loss of it and differentiate it; `step` then trains the part.
+
+        Args:
+            part: A part that this client holds.
+            inputs: What the part takes: for a part behind the cut the tensors of z_f, [B, *cut] each.
+
+        Returns:
+            The part's output, for a classifier logits [B, C].
         """
 
     @abstractmethod
     def infer(self, batch: Batch, part: str) -> tuple[Smash, Any]:
-        """z_f, and what a part behind the cut gives for it: in evaluation mode, without a graph."""
+        """Returns z_f of a batch and the output of `part` for it, in evaluation mode and without a graph."""
 
     @abstractmethod
     def task_loss(self, output: Any, target: Mapping[str, Tensor]) -> Tensor:
-        """The task's mean loss of an output, with its graph. It counts in the metrics."""
+        """The task's mean loss of an output, a scalar with its graph. It counts in the metrics."""
 
     @abstractmethod
     def minimise(self, loss: Tensor) -> None:
-        """Backpropagate any loss, and take one optimizer step of every part that this client trains."""
+        """Backpropagate a scalar loss and take one optimizer step of every part that this client trains."""
 
     @abstractmethod
     def auxiliary_gradient(self, z: Smash, target: Mapping[str, Tensor]) -> Smash:
-        """The auxiliary's estimate of z_b. If this client trains its auxiliary, that gets gradients too."""
+        """The auxiliary's estimate of z_b for z_f. An auxiliary that this client trains gets gradients too."""
 
     @abstractmethod
     def server_gradient(self, z: Smash, target: Mapping[str, Tensor]) -> Smash:
-        """z_b through this client's own copy of the server part."""
+        """z_b for z_f, from this client's own copy of the server part."""
 
     @abstractmethod
     def head_gradient(self, features: Smash, target: Mapping[str, Tensor]) -> Smash:
-        """The gradient of the loss with respect to what the S-server sent for this client's head (U-shape)."""
+        """U-shape: the gradient of the loss with respect to the features that the S-server sent for the head."""
 
     @abstractmethod
     def gradient(self, part: str, z: Smash, loss: Callable[[Any], Tensor]) -> Smash:
-        """The gradient with respect to z of any loss of a part's output; a part that is trained gets gradients too.
+        """The gradient of any loss with respect to z. A part that is trained gets gradients too.
 
-        The loss counts in the metrics.
+        Args:
+            part: A part behind the cut.
+            z: The smashed data z_f.
+            loss: From the part's output to a scalar, which counts in the metrics.
         """
 
     @abstractmethod
     def backward(self, z: Smash, gradient: Smash) -> None:
-        """Backpropagate z_b into the client-side model (Algorithm 1: J_c z_b)."""
+        """Backpropagate z_b (`gradient`) from z_f (`z`) into the client-side model (Algorithm 1: J_c z_b)."""
 
     @abstractmethod
     def step(self, **lr: float) -> None:
-        """One optimizer step of every part that this client trains; by part, a learning rate that is not `lr()`."""
+        """Take one optimizer step of every part that this client trains.
+
+        Args:
+            lr: By part, a learning rate to take instead of `lr()`.
+        """
 
     @abstractmethod
     def lr(self) -> float:
-        """The learning rate of the batch at hand."""
+        """The learning rate of the current step."""
 
     @abstractmethod
     def loss(self, batch: Batch, part: str, *, leaves_trace: bool = True) -> tuple[Smash, Tensor]:
-        """z_f and the loss through a part behind the cut, in training mode, without a graph.
+        """Returns z_f of a batch and the loss of `part` for it, in training mode and without a graph.
 
-        With `leaves_trace` the pass moves running statistics and its loss counts in the metrics, as in a step.
         Dropout is the same in all passes of a batch.
+
+        Args:
+            batch: The batch.
+            part: A part behind the cut.
+            leaves_trace: Whether the pass updates running statistics and its loss counts in the metrics, as in a step.
         """
 
     @abstractmethod
     def direction(self) -> Tensor:
-        """u, a random direction of length 1 over all weights that this client trains, [d]: one for each step.
+        """A random unit vector u [d] over the d weights that this client trains, a new one for each step.
 
-        It has the parts in the order of `Algorithm.holds`, and the weights of each in that of `parameters`.
+        The parts are in the order of `Algorithm.holds`, and the weights of each in that of `parameters`.
         """
 
     @abstractmethod
     def moved(self, u: Tensor, by: float) -> AbstractContextManager[None]:
-        """Within it the weights are moved along u; afterwards they are what they were, to the bit."""
+        """A context in which the weights are moved by `by` times u [d]. Afterwards they are exactly as before."""
 
     @abstractmethod
     def move(self, u: Tensor, by: float | Tensor) -> None:
-        """Move the weights along u for good."""
+        """Move the weights by `by` times u [d]."""
 
     @abstractmethod
     def parameters(self, part: str) -> Mapping[str, Tensor]:
-        """The trained weights of a part, with their gradients between `backward` and `step`."""
+        """The trained weights of a part by name. Between `backward` and `step` they have gradients."""
 
     @abstractmethod
     def replace(self, part: str, tensors: Tensors) -> None:
-        """Take over weights of its own for a part that is not averaged, such as a newly aligned auxiliary."""
+        """Set the weights of a part that is not averaged, such as a newly aligned auxiliary."""
 
     @abstractmethod
     def optimizer_state(self, part: str) -> Tensors:
-        """What the optimizer of a part that this client trains remembers, by "weight's name/entry"."""
+        """The state of the optimizer of a part that this client trains: `WEIGHT/ENTRY` to tensor."""
 
     @abstractmethod
     def set_optimizer_state(self, part: str, state: Tensors) -> None:
-        """Put another state in the place of that of a part's optimizer; the learning rate is not part of it."""
+        """Replace the state of a part's optimizer by one that `optimizer_state` returned. It has no learning rate."""
 
 
 class SServerRole(Protocol):
-    """The S-server between and during rounds."""
+    """The S-server between and during rounds.
+
+    An upload is a message with z_f (`Message.smashed`), the target, and the value `step`, the client's local step.
+    """
 
     round: int
     left: list[tuple[int, Message]]
@@ -195,80 +227,97 @@ class SServerRole(Protocol):
 
     @abstractmethod
     def begin(self, t: int) -> None:
-        """Round t starts."""
+        """Start round t."""
 
     @abstractmethod
     def learn(self, client: int, smashed: Message, *, cut_gradient: bool = False, own_copy: bool = False) -> Smash:
-        """One optimizer step on an upload (Algorithm 3, lines 5-6). Returns z_b if asked for, else nothing.
+        """Take one optimizer step on an upload (Algorithm 3, lines 5-6).
 
-        With `own_copy` the client has a server-side model of its own until `average_copies` (SplitFed-MS).
+        Args:
+            client: The client that sent it.
+            smashed: The upload.
+            cut_gradient: Whether to return z_b.
+            own_copy: Whether the client has a server-side model of its own until `average_copies` (SplitFed-MS).
+
+        Returns:
+            z_b, [B, *cut] each, if asked for; else an empty tuple.
         """
 
     @abstractmethod
     def join(self, client: int, smashed: Message, share: float) -> Smash:
-        """Add `share` times the gradient of an upload's mean loss to the next `step`; returns z_b of that mean loss.
+        """Add `share` times the gradient of an upload's mean loss to the next `step`.
 
-        Every upload passes the model by itself, so BatchNorm sees the clients' batches apart.
+        Every upload passes through the model alone, so BatchNorm sees the clients' batches separately.
+
+        Returns:
+            z_b of the upload's mean loss, not multiplied by `share`.
         """
 
     @abstractmethod
     def step(self, step: int) -> None:
-        """One optimizer step on all that was joined; `step` is the local step that the learning rate goes by."""
+        """Take one optimizer step on all that was joined. `step` is the local step, which sets the learning rate."""
 
     @abstractmethod
     def terms(self, smashed: Message) -> int:
-        """The number of loss terms (samples, or tokens) over which the mean loss of an upload is taken."""
+        """The number of loss terms of an upload, samples or tokens, over which its mean loss is taken."""
 
     @abstractmethod
     def forward(self, client: int, smashed: Message, *, own_copy: bool = False) -> Smash:
-        """The first half of a step in a U-shape: what the client's head needs. `backward` is the second."""
+        """U-shape, first half of a step: returns the features for the client's head. `backward` is the second."""
 
     @abstractmethod
     def backward(self, client: int, gradients: Message) -> Smash:
-        """The second half: backpropagate the gradients of the client's head, take the step, and return z_b."""
+        """U-shape, second half: backpropagate the gradients of the features, take the step, and return z_b."""
 
     @abstractmethod
     def join_backward(self, client: int, gradients: Message, share: float) -> Smash:
-        """The second half, as part of a joint step: it relates to `backward` as `join` does to `learn`."""
+        """U-shape, second half in a joint step: as `backward`, with `share` as in `join` and without the step."""
 
     @abstractmethod
     def output(self, *z: Tensor, leaves_trace: bool = True) -> Any:
-        """What the server part gives for smashed data, with its graph, in training mode.
+        """The server part's output for smashed data in training mode, with its graph.
 
-        With `leaves_trace` the pass moves running statistics, as in a step.
+        Args:
+            z: The tensors of z_f, [B, *cut] each.
+            leaves_trace: Whether the pass updates running statistics, as in a step.
         """
 
     @abstractmethod
     def infer(self, *z: Tensor) -> Any:
-        """The same in evaluation mode, without a graph."""
+        """The server part's output for smashed data in evaluation mode, without a graph."""
 
     @abstractmethod
     def task_loss(self, output: Any, target: Mapping[str, Tensor], *, counts: bool = True) -> Tensor:
-        """The task's mean loss of an output, with its graph; whether it counts in the metrics."""
+        """The task's mean loss of an output, a scalar with its graph. With `counts` it counts in the metrics."""
 
     @abstractmethod
     def join_loss(self, loss: Tensor) -> None:
-        """Add the gradient of any loss to the next `step`."""
+        """Add the gradient of a scalar loss to the next `step`."""
 
     @abstractmethod
     def minimise(self, loss: Tensor, share: float) -> None:
-        """Backpropagate any loss and take one optimizer step; `share` of the round's steps, 0 to 1, lie before it."""
+        """Backpropagate a scalar loss and take one optimizer step.
+
+        Args:
+            loss: The loss.
+            share: The share of the round's steps that were taken before, 0 to 1. It sets the learning rate.
+        """
 
     @abstractmethod
     def keep(self, client: int, upload: Message) -> None:
-        """Keep an upload until `take_kept`, which an algorithm calls before the round is over."""
+        """Keep an upload until `take_kept`, which must be called in the same round."""
 
     @abstractmethod
     def take_kept(self) -> dict[int, list[Message]]:
-        """By client, in order, the uploads that were kept. They are forgotten."""
+        """Returns the kept uploads by client, in order, and forgets them."""
 
     @abstractmethod
     def average_copies(self) -> None:
-        """Put the mean of the clients' own server-side models in their place."""
+        """Replace the clients' own server-side models by their average."""
 
     @abstractmethod
     def drop(self, client: int) -> None:
-        """A client has failed in this round: its own server-side model, open step and kept uploads are forgotten."""
+        """Forget the server-side model, open step and kept uploads of a client that failed in this round."""
 
     @abstractmethod
     def remember(self, client: int, smashed: Message) -> None:
@@ -276,14 +325,17 @@ class SServerRole(Protocol):
 
     @abstractmethod
     def remembered(self) -> list[int]:
-        """The clients that have uploaded for their alignment dataset, in order."""
+        """The clients that have an alignment dataset, in order."""
 
     @abstractmethod
     def drifted(self, below: float, every: int) -> list[int]:
-        """The clients, of those remembered, whose auxiliaries are to be aligned because they have drifted.
+        """The remembered clients whose auxiliaries have drifted and should be aligned.
 
-        Those are auxiliaries whose fidelity on uploads that no alignment has seen is below `below`, unless one of the
-        last `every` - 1 rounds aligned them. A pooled auxiliary is judged by the mean, and is that of all clients.
+        A pooled auxiliary is judged by the mean fidelity. It has drifted for all clients or for none.
+
+        Args:
+            below: An auxiliary has drifted if its cosine on uploads that no alignment has seen is below this.
+            every: An auxiliary that was aligned in the last `every` - 1 rounds is left alone.
         """
 
     @abstractmethod
@@ -292,31 +344,38 @@ class SServerRole(Protocol):
 
     @abstractmethod
     def set_auxiliary(self, tensors: Tensors) -> None:
-        """An auxiliary that the F-server has averaged: every client's, until it gets one of its own."""
+        """Take over an auxiliary that the F-server has averaged. Every client has it until it gets one of its own."""
 
     @abstractmethod
     def set_weights(self, tensors: Tensors) -> None:
-        """Put other weights into the server-side model; the optimizer's state stays."""
+        """Set the weights of the server-side model. The optimizer's state stays."""
 
     @abstractmethod
     def weights(self) -> Tensors:
-        """The server-side model x_s."""
+        """The weights and buffers of the server-side model x_s, by name."""
 
     @abstractmethod
     def recalibrated(self) -> Tensors:
-        """The server-side model with BatchNorm statistics estimated anew from the stored uploads."""
+        """As `weights`, with BatchNorm statistics that are estimated from the stored uploads."""
 
     @abstractmethod
     def fidelity(self, *, seen: bool = False) -> Fidelity | None:
-        """How well the auxiliaries in use estimate the cut gradients of some newest uploads."""
+        """How well the auxiliaries estimate the cut gradients of the newest uploads of some clients.
+
+        Args:
+            seen: On uploads that the last alignment has seen, instead of on others.
+
+        Returns:
+            The mean; None if there are no such uploads.
+        """
 
     @abstractmethod
     def watched(self) -> AbstractContextManager[None]:
-        """While an algorithm's code runs at the S-server: its first step is measured."""
+        """A context for the algorithm's code at the S-server. Its first step is measured."""
 
     @abstractmethod
     def footprint(self) -> Footprint | None:
-        """What that step took; None if there was none."""
+        """Memory and operations of that step; None before it."""
 
     @abstractmethod
     def take_loss(self) -> float | None:
@@ -324,15 +383,15 @@ class SServerRole(Protocol):
 
     @abstractmethod
     def remarks(self) -> dict[str, Any]:
-        """Of this round, for the metrics: whether an auxiliary was aligned, and why others were not."""
+        """Metrics of this round: whether an auxiliary was aligned, and why others were not."""
 
     @abstractmethod
     def state(self) -> Tensors:
-        """A flat dict for a checkpoint; between rounds."""
+        """The state as a flat dict, for a checkpoint between rounds."""
 
     @abstractmethod
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take up where `state` left, whatever has happened since."""
+        """Restore what `state` returned. All else is forgotten."""
 
 
 class FServerRole(Protocol):
@@ -343,10 +402,10 @@ class FServerRole(Protocol):
     client_weights: Sequence[float]
     """How much each client counts: its number of examples, or 1."""
     extra: Tensors
-    """What an algorithm keeps at the F-server from round to round (a server optimizer's state, say)."""
+    """What an algorithm keeps at the F-server from round to round, such as an optimizer's state."""
     sends: dict[str, Tensors]
-    """What goes to the clients with the averaged weights, by kind (control variates, say)."""
+    """What goes to the clients with the averaged weights, by kind, such as control variates."""
 
     @abstractmethod
     def mean(self, updates: Sequence[Update]) -> dict[str, Tensors]:
-        """x_c^{t+1}, the weighted mean (Algorithm 2, line 7), or another average by --averaging.rule, by part."""
+        """The new weights by part: x_c^{t+1}, the weighted mean (Algorithm 2, line 7), or --averaging.rule's."""

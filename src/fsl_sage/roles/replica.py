@@ -25,7 +25,7 @@ class Slots:
         self.installed: Replica | None = None
         self.trainable: set[str] = set()
         self.layouts: Tensors = {}
-        """The module's own tensors by name, whose memory layout every replica keeps: kernels choose by it."""
+        """The module's own tensors by name. Every replica keeps their memory layout, which decides the kernels."""
         self.fixed: list[Tensor] = []
         """What no replica brings: frozen weights, and buffers that are not saved."""
         self._places: dict[str, list[tuple[dict[str, Tensor | None], str]]] = {}
@@ -46,11 +46,11 @@ class Slots:
         self.layouts = {name: torch.empty_like(tensor, device="meta") for name, tensor in self.tensors().items()}
 
     def tensors(self) -> Tensors:
-        """What the module holds now, by name: what a replica would bring, and what travels."""
+        """The module's current tensors by name: those that a replica has. The same ones travel."""
         return {name: places[0][0][places[0][1]].detach() for name, places in self._places.items()}  # type: ignore[union-attr]
 
     def only(self, tensors: Mapping[str, Tensor]) -> Tensors:
-        """Of these tensors those for which there is a place."""
+        """Those of these tensors that have a place in the module."""
         return {name: tensor for name, tensor in tensors.items() if name in self._places}
 
     def frozen(self) -> Tensors:
@@ -82,8 +82,8 @@ class Replica:
         self.slots = slots
         self.tensors: Tensors = {}
         for name, tensor in tensors.items():
-            # Weights that came from a file or a peer are contiguous, whatever the model's own layout is.
-            # What is trained is a copy, for the weights that came down are shared with the other clients.
+            # Weights from a file or a peer are contiguous; the model's own layout may be another.
+            # Trained weights are copied, because the weights that came down are shared with other clients.
             own = in_layout_of(slots.layouts[name], tensor.detach().clone() if make_optimizer else tensor.detach())
             is_parameter = name in slots.trainable
             self.tensors[name] = nn.Parameter(own, requires_grad=make_optimizer is not None) if is_parameter else own
@@ -105,13 +105,13 @@ class Replica:
         return self.slots.module
 
     def set_weights(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put other weights and buffers in the place of these; the optimizer's state stays."""
+        """Set weights and buffers. The optimizer's state stays."""
         with torch.no_grad():
             for name, tensor in self.tensors.items():
                 tensor.copy_(tensors[name])
 
     def step(self, lr: float) -> None:
-        """One optimizer step with the gradients at hand, then forget them."""
+        """Take one optimizer step with the current gradients, then forget them."""
         assert self.optimizer is not None
         for group in self.optimizer.param_groups:
             group["lr"] = lr
@@ -120,7 +120,7 @@ class Replica:
 
     @contextmanager
     def adding(self, share: float) -> Iterator[None]:
-        """Of gradients that are computed inside, this share is added to those at hand."""
+        """A context: `share` times the gradients computed in it is added to the current ones."""
         parameters = self.parameters().values()
         before = [parameter.grad for parameter in parameters]
         for parameter in parameters:
@@ -133,7 +133,7 @@ class Replica:
                 parameter.grad = sum_before if parameter.grad is None else sum_before.add_(parameter.grad)
 
     def snapshot(self) -> "Replica":
-        """A copy of the weights as they are, without an optimizer; the buffers are this one's own."""
+        """A copy of the weights, without an optimizer. It shares the buffers."""
         copy = Replica(self.slots, {}, None)
         for name, tensor in self.tensors.items():
             is_parameter = isinstance(tensor, nn.Parameter)
@@ -141,13 +141,13 @@ class Replica:
         return copy
 
     def seen_by(self, slots: Slots) -> "Replica":
-        """The same weights and buffers, as many of them as another module has places for."""
+        """The same weights and buffers in another module, as far as it has places for them."""
         view = Replica(slots, {}, None)
         view.tensors = slots.only(self.tensors)
         return view
 
     def take_gradients(self, other: "Replica") -> None:
-        """Take over the gradients that another set of the same weights has got."""
+        """Take over the gradients of another replica of the same weights."""
         for name, parameter in other.parameters().items():
             self.parameters()[name].grad = parameter.grad
 
@@ -163,7 +163,7 @@ class Replica:
         }
 
     def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take up the state, by reference where it lies in memory as the weights do."""
+        """Restore what `optimizer_state` returned. A tensor with the weight's memory layout is not copied."""
         parameters = self.parameters()
         for path, value in state.items():
             assert self.optimizer is not None

@@ -11,7 +11,7 @@ from fsl_sage.config import OptimizerConfig
 
 
 class Schedule:
-    """The learning rate at local step k of round t: of the clients, and of the S-server that learns from that step."""
+    """The learning rate at local step k of round t, for the clients and for the S-server."""
 
     def __init__(self, config: OptimizerConfig, lr: float, rounds: int, steps: int) -> None:
         self.steps = steps
@@ -31,7 +31,7 @@ def _is_constant(config: OptimizerConfig) -> bool:
 
 @lru_cache
 def _table(config: OptimizerConfig, lr: float, total: int) -> tuple[float, ...]:
-    """The learning rate of every step of the run, so that no scheduler has a state to be saved."""
+    """The learning rate of every step of the run. So no scheduler has a state to save."""
     warm = round(config.warmup * total)
     rest = max(1, total - warm)
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(()))], lr=lr)

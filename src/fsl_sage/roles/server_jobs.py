@@ -17,23 +17,23 @@ from fsl_sage.seeding import generator
 from fsl_sage.wire.message import Tensors
 
 Job = Callable[[Workbench, Settings, Any, Any], Any]
-"""A plain function of a worker's modules, the settings, what all calls share, and one item; it may run anywhere."""
+"""A function of a worker's modules, the settings, what all calls share, and one item. It may run in any process."""
 
 SpreadOver = Callable[[Job, Any, Sequence[Any]], list[Any]]
-"""Calls a job with what is shared and each item, side by side where there are workers; results in order."""
+"""Calls a job with what is shared and each item, in parallel if there are workers; results in the items' order."""
 
 POOLED = -1
-"""Stands in the place of a client's number for the one auxiliary of all clients."""
+"""The "client" of an auxiliary that all clients share."""
 
 
 class Alignment(NamedTuple):
     """One auxiliary that is to be aligned."""
 
     client: int
-    """Whose it is, or POOLED."""
+    """The client that it belongs to, or POOLED."""
     start: Tensors
     optimizer: Tensors
-    """The optimizer's state that the alignment before has left; empty: a new one."""
+    """The optimizer's state after the alignment before; empty for a new optimizer."""
     uploads: Sequence[Upload]
 
 
@@ -45,7 +45,7 @@ class Aligned(NamedTuple):
 
 
 def align_one(workbench: Workbench, settings: Settings, shared: tuple[int, Tensors], item: Alignment) -> Aligned | str:
-    """Align one auxiliary; shared are the round and the server-side model. Returns why, where that is not possible."""
+    """Align one auxiliary. `shared` is (the round, the server-side model). Returns the reason if it is not possible."""
     t, model = shared
     config: AlignmentConfig = settings.config.alignment
     server = Replica(workbench.slots["server"], model, None)

@@ -22,14 +22,14 @@ from fsl_sage.wire.message import Tensors
 
 
 class Workbench:
-    """The modules by part ("client", "server", "auxiliary") for one worker, whose weights replicas bring."""
+    """One worker's modules by part ("client", "server", "auxiliary"). Replicas put their weights into them."""
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         self.slots = _SlotsByPart(modules)
 
 
 class _SlotsByPart(dict[str, Slots]):
-    """Made when a part is first asked for: a worker holds the parts that its work needs, and no others."""
+    """Copies a part when it is first used, so that a worker holds only the parts that it needs."""
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         super().__init__()
@@ -89,13 +89,13 @@ class Settings:
     stays_local: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """By part, the names that never travel: BatchNorm statistics where the policy is `local`."""
     codecs: Codecs = field(default_factory=Codecs)
-    """How what travels is written."""
+    """How messages are coded."""
     trained: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """By part, the names of the weights that are trained: codecs may code these, and nothing else of a part."""
+    """By part, the names of the weights that are trained. Codecs code only these."""
 
     @property
     def passes(self) -> Passes:
-        """Passes through what stands behind the cut."""
+        """Passes through the parts behind the cut."""
         return Passes(self.task, self.device, self.config.precision)
 
     @property
@@ -122,12 +122,12 @@ class Settings:
         return Schedule(optimizer, lr, self.config.rounds, self.steps)
 
     def seed_forward(self, purpose: str, client: int, t: int, step: int) -> None:
-        """Give a forward pass that draws its own random numbers."""
+        """Seed torch for a forward pass that draws random numbers, by purpose, client, round and step."""
         if self.draws:
             torch.manual_seed(derive(self.config.seed, purpose, client, t, step))
 
     def travelling(self, part: str, tensors: Tensors) -> Tensors:
-        """What of a part goes over the wire when it is averaged."""
+        """Those tensors of a part that are sent when it is averaged."""
         local = self.stays_local.get(part, frozenset())
         return {name: tensor for name, tensor in tensors.items() if name not in local}
 

@@ -1,4 +1,4 @@
-"""The two ends of the wire in a round: what a client or the S-server does with a message that it sends or gets."""
+"""The two ends of the wire in a round: how a client and the S-server code and decode messages."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -13,9 +13,9 @@ from fsl_sage.wire.message import ACTIVATIONS, CUT_GRADIENTS, Message, Tensors, 
 from fsl_sage.wire.paths import below, by_client, flat, grouped
 
 LOST, CACHE = "lost/", "cache/"
-"""Before the paths of what the coding of a client's updates has lost, and of its examples' last activations."""
+"""Prefixes in a state: what the coding of a client's updates has lost, and its examples' last activations."""
 PLACES = "places"
-"""Beside activations that are differences: whose they are, int32 [B], by the places of a client's examples."""
+"""Sent with activations that are differences: the places of their examples among the client's own, int32 [B]."""
 
 
 class ClientEnd:
@@ -29,10 +29,10 @@ class ClientEnd:
         self._cache = below(CACHE, state)
         self._examples = examples
         self._chosen: list[Tensor] = []
-        """Of the last upload's activations, which numbers were sent, where gradients come at the same places."""
+        """Which numbers of the last upload's activations were sent, if gradients come back at the same places."""
 
     def send(self, message: Message, places: Tensor | None = None) -> Message:
-        """An upload as it travels; `places` are those of its examples among the client's own."""
+        """Code an upload. `places` [B] are those of its examples among the client's own."""
         step = int(message.values["step"])
         parts: dict[str, Mapping[str, Tensor]] = {}
         for kind, arrays in message.parts.items():
@@ -65,7 +65,7 @@ class ClientEnd:
         return sent
 
     def receive(self, message: Message | None) -> Message | None:
-        """A reply as the client reads it."""
+        """Decode a reply."""
         if message is None:
             return None
         parts: dict[str, Mapping[str, Tensor]] = {}
@@ -100,7 +100,7 @@ class ClientEnd:
 
 
 class ServerEnd:
-    """The S-server's end: it remembers the last activations of clients' examples, where differences are sent."""
+    """The S-server's end. Where differences are sent, it remembers the last activations of the clients' examples."""
 
     def __init__(self, codecs: Codecs, examples: Sequence[int], *, may_drop: bool) -> None:
         """Make the end.
@@ -115,21 +115,21 @@ class ServerEnd:
         self._may_drop = may_drop
         self._caches: dict[int, Tensors] = {}
         self._before: dict[int, Tensors] = {}
-        """The caches of clients that have uploaded in this round, as they were before it."""
+        """The caches of clients that have uploaded in this round, from before the round."""
         self._chosen: dict[int, list[Tensor]] = {}
 
     def begin(self) -> None:
-        """A round starts: what the one before has brought is there to stay."""
+        """Start a round. What the last round has changed is now final."""
         self._before = {}
 
     def drop(self, client: int) -> None:
-        """A client has failed: what it has sent in this round is forgotten, as it is at the client."""
+        """Forget what a client has sent in this round, because it failed. The client forgets it too."""
         if client in self._before:
             self._caches[client] = self._before.pop(client)
         self._chosen.pop(client, None)
 
     def receive(self, client: int, message: Message) -> Message:
-        """An upload as the S-server reads it: what it trains on and stores."""
+        """Decode an upload: what the S-server trains on and stores."""
         if self._codecs.reuses_places and ACTIVATIONS in message.parts:
             self._chosen[client] = list(self._codecs.chosen_places(message.parts[ACTIVATIONS]))
         parts: dict[str, Mapping[str, Tensor]] = {}
@@ -159,7 +159,7 @@ class ServerEnd:
                 yield was.name, x
 
     def send(self, t: int, client: int, step: int, message: Message) -> Message:
-        """A reply as it travels."""
+        """Code a reply."""
         parts: dict[str, Mapping[str, Tensor]] = {}
         for kind, arrays in message.parts.items():
             if kind == CUT_GRADIENTS and self._codecs.reuses_places:
@@ -169,15 +169,15 @@ class ServerEnd:
         return replace(message, parts=parts)
 
     def memory(self) -> int:
-        """Bytes of what is remembered; the clients together remember the same."""
+        """Bytes of remembered activations. The clients together remember as many."""
         return sum(nbytes(own) for own in self._caches.values())
 
     def state(self) -> Tensors:
-        """For a checkpoint, between rounds."""
+        """The state as a flat dict, for a checkpoint between rounds."""
         return flat({str(client): own for client, own in self._caches.items()})
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take up where `state` left."""
+        """Restore what `state` returned."""
         self._caches, self._before, self._chosen = by_client(state), {}, {}
 
 

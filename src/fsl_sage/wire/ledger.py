@@ -37,10 +37,10 @@ class Ledger:
         self.total = 0
         self.paper = 0
         self.whole_models = 0
-        """As `paper`, but as if every model that travels were sent whole, with its frozen weights, every time."""
+        """As `paper`, but counts every model that travels as if it were sent with its frozen weights."""
 
     def bill(self, round: int, client: int, direction: Direction, kind: str, amount: int) -> None:
-        """Book `amount` bytes, one array or model that is sent."""
+        """Book `amount` bytes that were sent."""
         if amount:
             self._rounds.setdefault(round, Counter())[client, direction, kind] += amount
             self.total += amount
@@ -48,12 +48,12 @@ class Ledger:
             self.whole_models += (amount + self._frozen.get(kind, 0)) * (kind not in NOT_IN_PAPER)
 
     def load(self, entries: Iterable[Entry]) -> None:
-        """Book entries that were written down before."""
+        """Book entries that were read from a file."""
         for entry in entries:
             self.bill(*entry)
 
     def restore(self, entries: Iterable[Entry], whole_models: int) -> None:
-        """Take up where a run left: its entries, and the sum that does not follow from them."""
+        """Restore a run's entries, and the sum that does not follow from them."""
         self.load(entries)
         self.whole_models = whole_models
 
@@ -62,7 +62,7 @@ class Ledger:
         return [Entry(round, *key, amount) for key, amount in sorted(self._rounds.get(round, Counter()).items())]
 
     def written_in(self, round: int) -> list[Entry]:
-        """What a round adds to the books; what precedes round 0 is written with it."""
+        """The entries that a round adds. Those of the first download belong to round 0."""
         return (self.entries(BEFORE) if round == 0 else []) + self.entries(round)
 
     def by_kind(self, round: int) -> dict[str, dict[str, int]]:

@@ -30,12 +30,12 @@ def nbytes(tensors: Mapping[str, Tensor]) -> int:
 
 @dataclass(frozen=True)
 class Message:
-    """Arrays by kind (`parts[kind][name]`) and plain values; engines carry it without knowing what it means."""
+    """Arrays by kind (`parts[kind][name]`) and plain values. Engines carry it without knowing what it means."""
 
     parts: Mapping[str, Mapping[str, Tensor]]
     values: Mapping[str, int | float | str | bool] = field(default_factory=dict)
     changes: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
-    """By kind, what is sent in the place of these arrays to who has the version before: the coded difference."""
+    """By kind, the coded difference that is sent instead of the arrays to a client that has the version before."""
 
     def sizes(self) -> dict[str, int]:
         """Bytes by kind."""
@@ -48,7 +48,7 @@ class Message:
 
     @property
     def target(self) -> Mapping[str, Tensor]:
-        """What the loss needs beside the output: labels y, and whatever else the task names."""
+        """What the loss needs besides the output, by name: the labels y [B], and what else the task needs."""
         return self.parts[LABELS]
 
     @property

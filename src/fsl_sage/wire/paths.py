@@ -8,7 +8,7 @@ from fsl_sage.wire.message import Tensors
 
 
 def flat(groups: Mapping[str, Mapping[str, Tensor]], prefix: str = "") -> Tensors:
-    """One dict of several: `prefix` + group + "/" + name."""
+    """Join several dicts into one, whose names are `prefix` + group + "/" + name."""
     return {f"{prefix}{group}/{name}": x for group, tensors in groups.items() for name, x in tensors.items()}
 
 
@@ -18,7 +18,7 @@ def below(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
 
 
 def grouped(tensors: Mapping[str, Tensor]) -> dict[str, Tensors]:
-    """What `flat` put together, by the first element of the paths."""
+    """The dicts that `flat` joined, by the first element of the paths."""
     groups: dict[str, Tensors] = {}
     for path, tensor in tensors.items():
         group, name = path.split("/", 1)
@@ -27,5 +27,5 @@ def grouped(tensors: Mapping[str, Tensor]) -> dict[str, Tensors]:
 
 
 def by_client(tensors: Mapping[str, Tensor]) -> dict[int, Tensors]:
-    """The same where the first elements are clients' numbers."""
+    """As `grouped`, for paths that begin with a client's number."""
     return {int(client): own for client, own in grouped(tensors).items()}

@@ -25,7 +25,7 @@ INITIAL = -1
 """The version of the weights before any averaging."""
 
 CHANGE, CHANGES, FOR_ALL = "@change", "changes", "for_all"
-"""In a checkpoint: behind the kind of a waiting difference, and before how the newest weights are sent."""
+"""Marks in a checkpoint: after the kind of a waiting difference, and before the coded newest weights."""
 
 
 @dataclass(frozen=True)
@@ -35,21 +35,21 @@ class Download:
     newest: Message
     """The averaged weights, and what the F-server sends with them, by kind."""
     held: Message
-    """All that a client holds, by kind: the newest weights, and what is not averaged or stays local later."""
+    """All that a client holds, by kind: the newest weights, and those that are not averaged or stay local."""
     frozen: Tensors = field(default_factory=dict)
     """Weights that never change."""
     in_turn: bool = False
-    """Whether the averaged weights come with each turn of a client, so that they are no first download."""
+    """Whether a client gets the averaged weights when its turn comes. They are then not part of the first download."""
 
 
 @dataclass(frozen=True)
 class Renewal:
-    """How the newest averaged weights are sent, where they are coded: by kind, in the place of the weights."""
+    """The coded newest averaged weights, by kind."""
 
     changes: Mapping[str, Tensors] = field(default_factory=dict)
-    """For those who have the version before."""
+    """For clients that have the version before: differences."""
     for_all: Mapping[str, Tensors] = field(default_factory=dict)
-    """For everyone: what does not depend on what the receiver has."""
+    """For every client: codes that do not depend on what the receiver has."""
 
 
 class Post:
@@ -62,7 +62,7 @@ class Post:
         self.waiting: dict[int, dict[str, Tensors]] = {}
         """Messages for a client by kind; only the newest of a kind is kept."""
         self.changes: dict[int, dict[str, Tensors]] = {}
-        """Of these, the coded difference from the message before, for a client that has got that one."""
+        """The same as coded differences from the message before, for a client that has that one."""
         self.renewal = Renewal()
         self._paid: set[tuple[int, str]] = set()
 
@@ -89,7 +89,7 @@ class Post:
 
         Where nothing is ever averaged there is no model of today: all is a first download, whenever a client comes.
         """
-        # What waits for the client takes the place of what it would else hold, and is sent with the messages.
+        # A message that waits replaces the part that the client would hold otherwise, and is sent with the messages.
         held = {kind: x for kind, x in download.held.parts.items() if kind not in self.waiting.get(client, {})}
         if t > 0 and download.newest.parts:
             self.link.down(t, client, Message({FIRST_DOWNLOAD: download.frozen, **held}))
@@ -106,30 +106,30 @@ class Post:
         self.link.down(t, client, Message(now))
 
     def renew(self, renewal: Renewal | None = None) -> None:
-        """There are new averaged weights. Who needs them gets them with `welcome` or `broadcast`."""
+        """Take over new averaged weights. Clients get them with `welcome` or `broadcast`."""
         self.version += 1
         self.renewal = renewal or Renewal()
 
     def broadcast(self, t: int, clients: Iterable[int], newest: Message) -> None:
-        """Send the newest averaged weights to these members of the cohort at once."""
+        """Send the newest averaged weights to these members of the cohort."""
         for client in clients:
             self._bring(t, client, newest)
             self.has[client] = self.version
 
     def _bring(self, t: int, client: int, newest: Message) -> None:
-        """Send the newest weights: what they differ by to who has the version before, else the whole."""
+        """Send the newest weights: as a difference to a client that has the version before, else whole."""
         changes = {kind: _of(newest.parts.get(kind, {}), change) for kind, change in self.renewing(client).items()}
         self.link.down(t, client, replace(newest, changes=changes))
 
     def renewing(self, client: int) -> Mapping[str, Tensors]:
-        """By kind, what is sent to a client in the place of the newest weights."""
+        """By kind, the codes that are sent to a client instead of the newest weights."""
         last = self.has[client] == self.version - 1 and self.has[client] >= INITIAL
         return {**self.renewal.for_all, **(self.renewal.changes if last else {})}
 
     def send(self, t: int, client: int, message: Message, *, present: bool) -> None:
-        """Leave a message for a client; sent now to a member of the cohort, on its return to an absent client."""
+        """Send a message to a client: now if it is in the cohort, else when it returns."""
         for kind, tensors in message.parts.items():
-            # A difference is of use to who has the message before, and that is not one that waits, too.
+            # A difference is only useful to a client that has the message before: that one must not be waiting itself.
             follows = self.has[client] >= INITIAL and kind not in self.waiting.get(client, {})
             self._keep_change(client, kind, message.changes.get(kind) if follows else None)
             self.waiting.setdefault(client, {})[kind] = dict(tensors)
@@ -146,13 +146,13 @@ class Post:
             del self.changes[client]
 
     def arrived(self, client: int) -> None:
-        """A client has taken part in the round, so what waited for it has reached it."""
+        """Note that a client has taken part in the round: what waited for it has arrived."""
         self.changes.pop(client, None)
         for kind in self.waiting.pop(client, {}):
             self._paid.discard((client, kind))
 
     def lost(self, client: int) -> None:
-        """A client did not come to the end of the round: it gets everything anew, and pays anew, when it returns."""
+        """Note that a client failed in the round. When it returns it gets everything again, and is billed again."""
         self.has[client] = LOST
         self.changes.pop(client, None)
         self._paid -= {(client, kind) for kind in self.waiting.get(client, {})}
@@ -189,5 +189,5 @@ class Post:
 
 
 def _of(weights: Mapping[str, Tensor], change: Tensors) -> Tensors:
-    """Of a change that of these weights: a client with a cut of its own holds fewer than others."""
+    """The part of a change that concerns these weights. A client with a cut of its own may hold fewer than others."""
     return {label: x for label, x in change.items() if plain_name(label) in weights}
