@@ -12,7 +12,7 @@ run: $(VENV)/.installed
 	@echo "Training FSL-SAGE on 5,000 CIFAR-10 images: ResNet-18, 5 clients, 10 rounds. About two minutes on two cores."
 	$(BIN)/fsl-sage run
 
-# Of the quick tests each process has one half, and helps the other when it is through with it. The slow tests start
+# Each process has one half of the quick tests, and helps the other when it has finished its own. The slow tests start
 # servers and clusters of their own: while those of Flower wait for each other, those of Ray compute.
 test: lint
 	@echo "2 of 3: the quick tests, two at a time. About 12 minutes on two cores."

@@ -28,8 +28,8 @@ COMMANDS = {
     "samples": "Show what the language model of a finished run writes, beside what people wrote, and its scores.",
     "deploy": "Separate organisations on Flower: deploy init DIR writes an app, deploy demo shows one.",
 }
-"""What there is; `fsl_sage.cli.commands` has a function NAME_command for each. It is imported only to run one, for it
-needs torch, which takes seconds."""
+"""All commands. `fsl_sage.cli.commands` has a function NAME_command for each. It is imported only to run one, because
+it imports torch, which takes seconds."""
 
 
 def _help() -> None:

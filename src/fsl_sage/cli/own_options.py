@@ -68,7 +68,7 @@ class OwnOptions:
         return replace(base, options=self._given(self._defaults(base), base))
 
     def _given(self, own: Mapping[str, Any], base: Config) -> GivenOptions:
-        """The options as they were given, and those of the preset that nobody could give: they may be mistakes."""
+        """The options that were given, and those of the preset that no option could give: they may be mistakes."""
         values = {name: value for name, value in own.items() if value is not None or _accepts_none(self._hints[name])}
         rest = {name: value for name, value in all_options(base.options).items() if name not in self._owners}
         from_preset = base.options if isinstance(base.options, GivenOptions) else GivenOptions({}, of_several=True)

@@ -28,7 +28,7 @@ def _docstrings(kind: type) -> Iterator[tuple[str, str]]:
 
 @functools.cache
 def _class_bodies(module: ModuleType | None) -> dict[str, list[ast.stmt]]:
-    """The bodies of a module's classes by qualified name; its source is read once, for each reading takes its time."""
+    """The bodies of a module's classes by qualified name; its source is read once, because reading takes time."""
     try:
         return dict(_classes(ast.parse(inspect.getsource(module)), "")) if module else {}
     except (OSError, TypeError, SyntaxError):  # without a file, as in an interactive session

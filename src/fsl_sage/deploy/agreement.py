@@ -14,7 +14,7 @@ from fsl_sage.reading import read_json
 from fsl_sage.records.files import write_json
 
 MODEL = "model"
-"""The directory beside the app's configuration that has the one of a model hf:PATH."""
+"""The directory in the app, beside its configuration, with the configuration of a model hf:PATH."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Agreement(Terms):
     """What every site and the server must see in the same way."""
 
     examples: tuple[int, ...] = ()
-    """For each client the number of its training examples: averages and learning rates go by them."""
+    """For each client the number of its training examples. Averages and learning rates depend on them."""
 
 
 def check(config: Config, agreement: Agreement) -> None:
@@ -59,7 +59,7 @@ def check(config: Config, agreement: Agreement) -> None:
         )
     if config.data.class_weights == BALANCED:
         raise InputError(
-            "--data.class-weights balanced cannot run on Flower, where nobody knows all labels: give the weights."
+            "--data.class-weights balanced cannot run on Flower: no process knows all sites' labels. Give the weights."
         )
     if len(agreement.examples) != config.clients or min(agreement.examples) < 2:
         raise InputError(

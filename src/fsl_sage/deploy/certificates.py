@@ -1,4 +1,4 @@
-"""A certificate authority of one's own, a server's certificate, and the keys by which nodes are known."""
+"""A certificate authority, a server's certificate, and the keys that identify nodes."""
 
 import ipaddress
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ VALID = timedelta(days=30)
 
 @dataclass(frozen=True)
 class ServerFiles:
-    """What a SuperLink needs for TLS; `ca` is what everybody else needs to trust it."""
+    """What a SuperLink needs for TLS. Nodes need `ca` to trust it."""
 
     ca: Path
     certificate: Path
@@ -24,7 +24,7 @@ class ServerFiles:
 
 
 def write_server_files(directory: Path, hosts: Sequence[str]) -> ServerFiles:
-    """A new CA and a certificate for these names and addresses; the CA's own key is not kept."""
+    """Write a new CA and a certificate for these names and addresses. The CA's own key is not kept."""
     files = ServerFiles(*(directory / name for name in ("ca.crt", "server.pem", "server.key")))
     ca_key, key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
     ca_name = _name("fsl-sage CA")
@@ -43,7 +43,7 @@ def write_server_files(directory: Path, hosts: Sequence[str]) -> ServerFiles:
 
 
 def write_node_key(path: Path) -> Path:
-    """A node's private key at `path`; returns where its public key is."""
+    """Write a node's private key to `path`; returns the path of its public key."""
     key = ec.generate_private_key(ec.SECP384R1())
     _write_private(path, key, serialization.PrivateFormat.OpenSSH)
     public = path.with_name(path.name + ".pub")

@@ -1,7 +1,7 @@
 """The ClientApp: what a node does with the server's messages.
 
-Flower starts a process for every message. What only one that trains needs, torch above all, is imported there: a
-process that takes a chunk of weights has none of it.
+Flower starts a process for every message. torch and other modules for training are imported only in the functions that
+train, so that a process that stores a chunk of weights starts fast.
 """
 
 import atexit
@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 
 
 class SiteError(RuntimeError):
-    """What the server is told of a failure at a site; the site's own log says more."""
+    """A failure at a site, as the server is told of it. The site's own log says more."""
 
 
 def make_client_app(config_file: Path, mods: Sequence[Any] = ()) -> ClientApp:
@@ -46,7 +46,7 @@ def make_client_app(config_file: Path, mods: Sequence[Any] = ()) -> ClientApp:
 
     @app.query("offer")
     def offer(message: Message, context: Context) -> Message:
-        """Say which chunks of the weights that the client's parts stand on are not here."""
+        """Say which chunks of the frozen weights are missing here."""
         return _reply(message, lacks=_careful(lambda: _lacking(_site(config_file, context), message)))
 
     @app.query(WEIGHTS)
@@ -76,7 +76,7 @@ def _hello(site: "Site") -> int:
 
 
 def _lacking(site: "Site", message: Message) -> list[str]:
-    """SHA256.NUMBER of every chunk that is not here, of the foundation in the message."""
+    """SHA256.NUMBER of every missing chunk of the foundation in the message."""
     about = message.content.config_records["about"]
     block = message.content.array_records["foundation"]["block"].data
     site.look()
@@ -97,7 +97,7 @@ def _train(site: "Site", message: Message) -> RecordDict:
     from fsl_sage.engines.flower.contents import Assignment
 
     assignment = Assignment.read(message.content)
-    if Path(sys.argv[0]).name == "flwr-clientapp":  # the process ends when the reply has left
+    if Path(sys.argv[0]).name == "flwr-clientapp":  # the process ends after the reply is sent
         atexit.register(site.note_peak, assignment.run, 0)
     try:
         return site.train(assignment).content()
@@ -135,7 +135,7 @@ def _state(context: Context) -> Path:
 
 
 def _careful(work: Callable[[], Result]) -> Result:
-    """Flower sends the text of an exception to the server: only what was written for a person may go there."""
+    """Call `work`. Flower sends an exception's text to the server, so only sentences for people are raised."""
     try:
         return work()
     except InputError as error:

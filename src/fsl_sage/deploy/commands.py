@@ -28,7 +28,7 @@ def init(
     examples: tuple[int, ...] | None = None,
     sites: Path | None = None,
 ) -> None:
-    """Write an app, and the sites' data if they are asked for; say what comes next."""
+    """Write an app, and with --sites the sites' data; print the next steps."""
     if examples and sites:
         raise InputError(
             "--sites divides a data set among the sites, --examples says that they have their own: give one."
@@ -63,7 +63,7 @@ def export(console: Console, directory: Path, config: Config, part: str) -> None
 
 
 def show_demo(console: Console, keep: Path | None, *, language: bool = False) -> None:
-    """The demo; when it is stopped, so is all that it has started."""
+    """Run the demo. Stopping it stops all processes that it has started."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         sys.exit(128 + number)

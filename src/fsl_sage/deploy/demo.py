@@ -33,7 +33,7 @@ CONFIG = Config(
 
 
 def demo(console: Console, keep: Path | None = None) -> None:
-    """Start, train, compare, clean up; with `keep` the files stay there."""
+    """Start a federation, train, compare with the local engine, clean up. `keep`: a directory whose files stay."""
     with demo_directory(keep) as directory, LoopbackFederation(directory / "federation") as federation:
         console.print("An app for three sites, and the images of each in an archive of its own", style="bold")
         agreement, shares = agree(CONFIG, None)
@@ -59,14 +59,14 @@ def demo(console: Console, keep: Path | None = None) -> None:
 
 
 def follow(federation: LoopbackFederation, directory: Path, console: Console) -> None:
-    """`flwr run`, with what the server says of the run."""
+    """Call `flwr run` and print the server's log of the run."""
     said = listen(federation, directory, console, "app", "run")
     if not RunDirectory(directory / "run").finished():
         raise TrainingError(f"The run failed:\n{''.join(said[-30:])}")
 
 
 def listen(federation: LoopbackFederation, directory: Path, console: Console, app: str, run: str) -> list[str]:
-    """`flwr run`, with what the server says of the run; returns all that was said."""
+    """Call `flwr run` and print the server's log of the run; returns its lines."""
     command = ["flwr", "run", str(directory / app), NAME, "--stream"]
     command += ["--run-config", f'run-directory="{directory / run}"']
     process = subprocess.Popen(
@@ -83,7 +83,7 @@ def listen(federation: LoopbackFederation, directory: Path, console: Console, ap
 
 
 def compare(federation: Path, local: Path) -> None:
-    """Refuse the slightest difference between two runs, times and remarks on nodes excepted."""
+    """Raise a TrainingError if two runs differ, except in times and remarks about nodes."""
     a, b = RunDirectory(federation), RunDirectory(local)
     for mine, other in zip(a.metrics(), b.metrics(), strict=True):
         differing = [name for name in other if "seconds" not in name and mine[name] != other[name]]
@@ -98,7 +98,7 @@ def compare(federation: Path, local: Path) -> None:
 
 @contextmanager
 def demo_directory(keep: Path | None) -> Iterator[Path]:
-    """A directory for the files of a demo: the one that is given, or a new one that goes with it."""
+    """A directory for the files of a demo: the one that is given, or a temporary one."""
     directory = keep or Path(tempfile.mkdtemp(prefix="fsl-sage-demo-"))
     directory.mkdir(parents=True, exist_ok=True)
     try:

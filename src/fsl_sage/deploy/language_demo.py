@@ -46,7 +46,7 @@ class Scale:
 
 
 def language_demo(console: Console, keep: Path | None = None, scale: Scale | None = None) -> None:
-    """Start, train, compare, try FedAvg, clean up; with `keep` the files stay there."""
+    """Start a federation, train, compare, try FedAvg, clean up. `keep`: a directory whose files stay."""
     scale = scale or Scale(fetch(SMOLLM2), memory=MEMORY)
     with demo_directory(keep) as directory, LoopbackFederation(directory / "federation") as federation:
         config = _config(directory, scale)
@@ -138,7 +138,7 @@ def _state(directory: Path, client: int) -> Path:
 
 
 def _say_peaks(console: Console, directory: Path) -> None:
-    """What each process had in memory at most, by the kernel's own count."""
+    """Print the peak memory of each process, as the kernel counts it."""
     about = read_json(directory / "run" / RUN_FILE)
     for client in range(CLIENTS):
         result = read_json(_state(directory, client) / about["run"] / f"client-{client}" / "result.json")
@@ -149,7 +149,7 @@ def _say_peaks(console: Console, directory: Path) -> None:
 def _try_fedavg(
     federation: LoopbackFederation, directory: Path, console: Console, config: Config, examples: int
 ) -> None:
-    """One site under the same limit, as a client of FedAvg: it must fail, and say why."""
+    """Run one site as a client of FedAvg under the same limit: it must fail, and give the reason."""
     alone = resolve(replace(config, algorithm="fedavg", clients=1, rounds=1, options=None))
     agreement, _ = agree(alone, (examples,))
     write_app(directory / "fedavg-app", alone, agreement)

@@ -19,18 +19,18 @@ ENVIRONMENT = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
-"""Flower as it is run here: nothing is reported, nothing looked up, nothing installed."""
+"""Flower's settings here: it reports nothing, looks nothing up and installs nothing."""
 
 HOST = "127.0.0.1"
 NAME = "loopback"
-"""What the SuperLink is called in the configuration of the `flwr` command."""
+"""The SuperLink's name in the configuration of the `flwr` command."""
 
 START_SECONDS = 60.0
 STOP_SECONDS = 10.0
 
 
 class LoopbackFederation:
-    """A SuperLink with TLS and authenticated nodes, and SuperNodes, all on this machine; ends what it has started."""
+    """A SuperLink with TLS and authenticated nodes, and SuperNodes, all on this machine. Leaving it stops them."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -53,7 +53,7 @@ class LoopbackFederation:
             self.stop(name)
 
     def start_superlink(self) -> None:
-        """Returns when it answers."""
+        """Start the SuperLink, and wait until it answers."""
         self._start("superlink", superlink_command(self.port, self.files))
         deadline = time.monotonic() + START_SECONDS
         while not _answers(self.port):
@@ -62,7 +62,7 @@ class LoopbackFederation:
             time.sleep(0.1)
 
     def register(self, clients: Iterable[int]) -> None:
-        """Make a key for each client's node and let the SuperLink know it."""
+        """Make a key for each client's node and register it at the SuperLink."""
 
         def one(client: int) -> None:
             public = write_node_key(self.key(client))
@@ -106,11 +106,11 @@ class LoopbackFederation:
         return self._start(f"node-{client}", command, memory)
 
     def key(self, client: int) -> Path:
-        """Where the private key of a client's node is."""
+        """The path of the private key of a client's node."""
         return self.directory / "keys" / f"client-{client}"
 
     def flwr(self, *arguments: str) -> str:
-        """The `flwr` command; returns what it prints."""
+        """Run the `flwr` command; returns what it prints."""
         done = subprocess.run(["flwr", *arguments], env=self.environment, capture_output=True, text=True, check=False)
         if done.returncode:
             raise TrainingError(f"'flwr {' '.join(arguments[:2])}' failed:\n{done.stdout}{done.stderr}")
@@ -127,7 +127,7 @@ class LoopbackFederation:
             process.wait()
 
     def log(self, name: str) -> str:
-        """What a process has printed."""
+        """The output of a process so far."""
         return (self.directory / "logs" / f"{name}.log").read_text(errors="replace")
 
     def _start(self, name: str, command: Sequence[str], memory: int | None = None) -> subprocess.Popen[bytes]:
@@ -144,7 +144,7 @@ import os, resource, sys
 resource.setrlimit(resource.RLIMIT_DATA, (int(sys.argv[1]),) * 2)
 os.execvp(sys.argv[2], sys.argv[2:])
 """
-"""A command under a limit of memory, which the processes that it starts have, too."""
+"""Runs a command under a memory limit, which also holds for the processes that it starts."""
 
 
 def superlink_command(port: int, files: ServerFiles) -> list[str]:
@@ -174,7 +174,7 @@ def node_command(
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
+    """A free port."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])

@@ -27,7 +27,7 @@ from fsl_sage.records.plain_lines import PlainLines
 from fsl_sage.records.run_directory import RunDirectory
 
 RUN_FILE = "federation.json"
-"""In the run directory: the id under which the nodes keep their states, and what leaves a site."""
+"""The file in the run directory with the id under which nodes keep their states, and with what leaves a site."""
 
 
 def make_server_app(config_file: Path) -> ServerApp:
@@ -48,7 +48,7 @@ def serve(config_file: Path, grid: Grid, options: Mapping[str, Any]) -> Result:
     out = Path(options["run-directory"]).expanduser()
     config = replace(config, data=data, out=out)
     rules = Rules(float(options["timeout"]), int(options["minimum"]), float(options["join-timeout"]))
-    # The server has the test examples alone; of the clients' examples it knows the numbers.
+    # The server has only the test examples. Of the clients' examples it knows how many there are.
     problem = problem_at_server(config, agreement)
     directory = RunDirectory(out)
     with directory.held():
@@ -76,7 +76,7 @@ def _serve(
 
 
 def _open(directory: RunDirectory, config: Config, leaves: str) -> None:
-    """Begin a new run in the directory, or see that the one in it can go on."""
+    """Begin a new run in the directory, or check that the one in it can be resumed."""
     if not directory.config_file.exists():
         directory.begin(config)
         write_json(directory.path / RUN_FILE, {"run": uuid4().hex, "what_leaves_a_site": leaves})

@@ -1,8 +1,8 @@
 """The client's side of a round: at the site, with its own data and its own state.
 
-The process holds the parts that the algorithm gives a client, at no moment more. Their structure is built on the meta
-device. Where the model is cut, and what no training changes, is the foundation that the server has sent before; frozen
-weights are mapped from the site's disk. The weights that are trained come with the round's message.
+The process only ever holds the parts that the algorithm gives a client. It builds their structure on the meta device.
+The server has sent the foundation before: where the model is cut, and all that training does not change. Frozen weights
+are mapped from the site's disk. The weights that are trained come with the round's message.
 """
 
 from dataclasses import dataclass, replace
@@ -37,7 +37,7 @@ from fsl_sage.wire.paths import below, flat, grouped
 
 @dataclass(frozen=True)
 class Place:
-    """What a site has, by the SuperNode's --node-config."""
+    """What a site has, from the SuperNode's --node-config."""
 
     client: int
     data: Path
@@ -45,7 +45,7 @@ class Place:
     state: Path
     """Where it keeps what it needs between rounds."""
     tokenizer: Path | None = None
-    """Of texts: the directory of the tokenizer."""
+    """For texts: the directory of the tokenizer."""
     model: Path | None = None
     """A directory with frozen weights of its parts, or of the whole model, as .safetensors."""
 
@@ -76,7 +76,12 @@ class Site:
         return problem
 
     def lacks(self, run: str, block: bytes) -> list[tuple[str, int]]:
-        """Keep the foundation that is offered; returns which chunks of which of its weights are not here."""
+        """Keep a packed foundation; returns (SHA-256, number) of the chunks of its weights that are missing here.
+
+        Args:
+            run: The run's id.
+            block: The packed foundation.
+        """
         NodeState(self.place.state, run, self.client).save_foundation(block)
         wanted = {large.sha256: large for large in Foundation.unpack(block).large.values()}
         if self.place.model is not None:
@@ -84,7 +89,7 @@ class Site:
         return [(x.sha256, number) for x in wanted.values() for number in self.weights.lacks(x.sha256, x.nbytes)]
 
     def _take_from_files(self, wanted: dict[str, Large]) -> None:
-        """Of the weights in the site's files, keep those that are wanted: they are known by their SHA-256."""
+        """Take the wanted weights from the site's own files, by their SHA-256."""
         missing = {sha256 for sha256, large in wanted.items() if self.weights.lacks(sha256, large.nbytes)}
         kinds = {(large.dtype, large.shape) for large in wanted.values()}
         assert self.place.model is not None
@@ -107,7 +112,7 @@ class Site:
             self.weights.put(sha256, len(content), number, bytes(content[start : start + CHUNK]))
 
     def train(self, assignment: Assignment) -> Report:
-        """The client's local round; afterwards its state is on disk."""
+        """Play the client's local round and write its state to disk; returns what the site sends."""
         node_state = self._node_state(assignment)
         if assignment.foundation is not None:
             node_state.save_foundation(assignment.foundation)
@@ -130,7 +135,7 @@ class Site:
         )
         if isinstance(outcome, ClientError):
             raise outcome
-        # What comes anew in every round is not kept, unless it comes as a difference.
+        # Weights that come again in every round are not kept, unless they come as differences.
         coded = setup.settings.codecs.published
         stay = [part for part in held if part not in setup.algorithm.averaged or setup.algorithm.kind(part) in coded]
         node_state.save(
@@ -149,7 +154,7 @@ class Site:
         )
 
     def finish(self, assignment: Assignment) -> None:
-        """The run is over: keep the newest weights of what this client holds, drop the states."""
+        """End the run: keep the newest weights of the client's parts and delete its states."""
         node_state = self._node_state(assignment)
         if assignment.foundation is not None:
             node_state.save_foundation(assignment.foundation)
@@ -160,7 +165,7 @@ class Site:
         node_state.finish({**flat(held), **below("state/own/", kept), **flat(assignment.mail)})
 
     def note_peak(self, run: str, processes: int = 1) -> None:
-        """Write down the most memory that a process of this client has taken in the run; so many more have run."""
+        """Write down the peak memory of this client's processes in the run. `processes` is added to their number."""
         file = NodeState(self.place.state, run, self.client).result_file
         if not file.parent.is_dir():  # the round was refused before anything was kept
             return
@@ -176,13 +181,13 @@ class Site:
         return NodeState(self.place.state, assignment.run, self.client)
 
     def _setup(self, node_state: NodeState) -> Setup:
-        """As every engine starts, with this site's data and parts alone; of other clients only numbers are known."""
+        """An engine's setup with this site's data and parts. Of other clients it has only the numbers of examples."""
         foundation = Foundation.unpack(node_state.load_foundation())
         put_in = partial(foundation.put_in, large=self._mapped)
         return make_site_setup(self.config, self.look(), self.agreement.examples, foundation.plan, put_in)
 
     def _mapped(self, large: Large) -> Tensor:
-        """A frozen weight, mapped from its file: what is not used takes no memory."""
+        """A frozen weight, mapped from its file. Pages that are not used take no memory."""
         path, size = self.weights.path(large.sha256), large.nbytes
         if not path.exists() or path.stat().st_size != size:
             raise InputError(
@@ -193,7 +198,7 @@ class Site:
         return torch.from_file(str(path), shared=False, size=size // dtype.itemsize, dtype=dtype).view(large.shape)
 
     def _held(self, setup: Setup, assignment: Assignment, kept: Tensors) -> Parts:
-        """The newest weights of every part that this client holds: what came now, else what came before."""
+        """The newest weights of every part that this client holds: those in the message, else those kept before."""
         held = {}
         for part in setup.algorithm.holds:
             waiting = assignment.mail.get(setup.algorithm.kind(part), {})
@@ -206,7 +211,7 @@ class Site:
 
 
 def decoded(setup: Setup, assignment: Assignment, kept: Tensors) -> Assignment:
-    """The assignment with weights and messages in the place of coded differences from what this site has kept."""
+    """The assignment with its coded differences decoded, by the weights that this site has kept."""
     codecs = setup.settings.codecs.published
     had = {part: below(f"held/{part}/", kept) or setup.initial[part] for part in setup.algorithm.holds}
     held, mail = dict(assignment.held), dict(assignment.mail)

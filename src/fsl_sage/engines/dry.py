@@ -359,7 +359,7 @@ class DrySServer(SServerRole):
         """Nobody fails."""
 
     def remember(self, client: int, smashed: Message) -> None:
-        """Only who has uploaded counts."""
+        """Note that the client has uploaded."""
         self._remembered.add(client)
 
     def remembered(self) -> list[int]:

@@ -17,7 +17,7 @@ from fsl_sage.units import bytes_text
 
 
 def client_cuts(config: Config, problem: Problem, examples: Sequence[Tensor]) -> tuple[str, ...]:
-    """The cut of each client; empty where all have one."""
+    """The cut of each client; empty if all have the same."""
     algorithm = make_algorithm(config)
     if not algorithm.client_memories:
         return algorithm.client_cuts
@@ -50,11 +50,11 @@ def _planned(client: int, memory: float, points: Sequence[CutPoint], seen: int) 
 
 
 def moved(point: CutPoint, seen: int) -> int:
-    """Bytes of a client in a round in which it has seen so many examples: activations, their gradients, its part."""
+    """Bytes of a client in a round with so many examples: activations, their gradients, and its part."""
     return 2 * (seen * point.activation_bytes + point.client_bytes)
 
 
-@lru_cache(maxsize=64)  # a setup is made several times, for its costs for instance
+@lru_cache(maxsize=64)  # a setup is made several times, for example for its costs
 def _say_once(chosen: tuple[CutPoint, ...]) -> None:
     places = [f"client {n} at {point.name} ({bytes_text(point.client_memory)})" for n, point in enumerate(chosen)]
     warn(f"Cuts planned by the clients' memories: {', '.join(places)}.", RunWarning, stacklevel=2)

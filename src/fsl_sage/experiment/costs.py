@@ -23,16 +23,20 @@ from fsl_sage.wire.ledger import BEFORE, GIB, Ledger, totals
 def cost(
     config: Config, problem: Problem | None = None, *, algorithms: Sequence[str] = ()
 ) -> dict[str, dict[str, Any]]:
-    """For each algorithm the bytes of a round by kind and direction.
+    """The bytes of a round of each algorithm, without training.
 
-    The round is one whose cohort was there the round before, too. `bytes_paper_aligning` and its like are those of a
-    round of FSL-SAGE that aligns; `bytes_first_download` comes once, before round 0.
+    It is a round whose clients all took part in the round before.
 
     Args:
-        config: All but the algorithm.
-        problem: The configuration's own if not given.
-        algorithms: Those that are asked for; every one of the package and the configuration's own if none is given.
-            One that does not run with the configuration is left out.
+        config: The run. Its algorithm matters only if it is one of your own.
+        problem: The data, model and loss; if not given, those that the configuration names.
+        algorithms: Names of algorithms; if not given, all of the package and the configuration's own. Algorithms that
+            do not run with the configuration are left out.
+
+    Returns:
+        By algorithm a dict: `bytes_paper` (by the paper's convention), `bytes_total`, `bytes_whole_models`, `by_kind`,
+        `bytes_first_download` (once, before round 0) and `is_upper_bound`. If some rounds align, `bytes_paper_aligning`
+        and others that end in `_aligning` are those of such a round.
     """
     kinds = {**ALGORITHMS, config.algorithm: find_algorithm(config.algorithm)}
     refuse_foreign(given_options(config.options), kinds)
@@ -43,7 +47,7 @@ def cost(
         try:
             costs[name] = _cost(_as_algorithm(config, name), smashed, problem)
         except InputError:
-            # One that does not run with the configuration has no cost. Its own algorithm must, but for a U-shape.
+            # An algorithm that cannot run with this configuration has no cost. Its own must run, except for a U-shape.
             if name == config.algorithm and len(config.model.cuts) != 2:
                 raise
     return costs
@@ -54,7 +58,7 @@ def _as_algorithm(config: Config, name: str) -> Config:
 
 
 def _cost(config: Config, smashed: dict[tuple[str, Shapes], Smash], problem: Problem | None) -> dict[str, Any]:
-    make_algorithm(config)  # refuses, before anything slow, what it cannot run with
+    make_algorithm(config)  # refuses impossible options before anything slow
     setup = make_dry_setup(config, problem)
     federation = Federation(setup, DryEngine(setup, smashed))
     cohort = draw_cohort(config, 0)
@@ -80,7 +84,7 @@ def _cost(config: Config, smashed: dict[tuple[str, Shapes], Smash], problem: Pro
 
 
 def _is_bound(setup: Setup) -> bool:
-    """Whether what is told is the most that can be: texts may be shorter, zstd finds what it finds, drift may rest."""
+    """Whether a run may send less: texts may be shorter, zstd compresses, and an alignment may not be needed."""
     settings = setup.settings
     return settings.task.sizes_are_bounds or settings.codecs.sizes_vary or setup.algorithm.sends_less
 
@@ -102,7 +106,7 @@ def _part_size(module: nn.Module) -> dict[str, int]:
 
 
 def run_cost(config: Config) -> dict[str, int]:
-    """Rounds and bytes of a whole run, without training: exact, unless a target or a time limit ends it earlier."""
+    """Rounds and bytes of a whole run, without training. They are exact unless a target or a time limit ends it."""
     setup = make_dry_setup(config)
     federation = Federation(setup, DryEngine(setup))
     whole = len(draw_cohort(config, 0)) == config.clients
@@ -110,7 +114,7 @@ def run_cost(config: Config) -> dict[str, int]:
     known: dict[Any, tuple[int, int, int]] = {}
     total = paper = models = rounds = 0
     while rounds < config.rounds and (config.budget_gib is None or paper < config.budget_gib * GIB):
-        # Rounds of all clients cost the same where the same parts and messages travel, so one of a sort is played.
+        # Rounds in which the same parts and messages travel cost the same, so one of each sort is played.
         sort = _sort_of_round(federation, rounds) if alike and rounds else None
         if sort is None or sort not in known:
             before = _sums(federation.ledger)

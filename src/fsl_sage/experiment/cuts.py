@@ -25,7 +25,7 @@ from fsl_sage.wire.message import ACTIVATIONS, AUXILIARY, CLIENT_MODEL, CUT_GRAD
 
 @dataclass(frozen=True)
 class Limits:
-    """What a client can afford; None means no limit."""
+    """A client's limits; None means no limit."""
 
     client_memory: float | None = None
     """Bytes of memory for a training step."""
@@ -47,12 +47,12 @@ class CutCosts:
     revealed: float | None = None
     """The distance correlation of images with what crosses, 0 to 1; None where the model takes no images."""
     client: Footprint | None = None
-    """What a step of a client of the configured algorithm takes; None where the cut allows no such auxiliary."""
+    """Memory and operations of a client's step; None if the cut allows no such auxiliary."""
     server: Footprint | None = None
-    """The same of the S-server; None also where the algorithm has none."""
+    """The same for the S-server; None if the algorithm has none."""
 
     def weighed(self, algorithm: str) -> float:
-        """The bytes of a round, the more the more the cut reveals: over 1 - the distance correlation."""
+        """The bytes of a round divided by 1 - the distance correlation: a cut that reveals more counts as dearer."""
         return (self.round_bytes[_column(algorithm)] or 0) / (1 - min(self.revealed or 0.0, 0.999))
 
     def obstacles(self, limits: Limits) -> list[str]:
@@ -100,11 +100,11 @@ def cuts_of(config: Config) -> list[CutCosts]:
 
 
 def _without_decoders(config: Config, costs: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The algorithms whose bytes at one cut tell those at the others."""
+    """The algorithms whose bytes at one cut determine those at the others."""
     known = {name: row for name, row in costs.items() if DECODER not in row["by_kind"]}
     if config.algorithm not in known and config.algorithm in costs:
         raise InputError(
-            f"The cuts of {config.algorithm} cannot be priced together, for each has another decoder: give "
+            f"The cuts of {config.algorithm} cannot be priced together, because each has another decoder: give "
             "--no-decoder, or another --algorithm."
         )
     return known
@@ -233,7 +233,7 @@ def _memory(costs: CutCosts) -> str:
 
 
 def _without_auxiliary(cuts: Sequence[CutCosts], algorithm: str) -> str:
-    """How many cuts are out of the question because no auxiliary can be made behind them."""
+    """A sentence on how many cuts are impossible because no auxiliary can be made behind them."""
     count = sum(each.round_bytes[_column(algorithm)] is None for each in cuts)
     if not count:
         return ""

@@ -1,4 +1,4 @@
-"""The roles of a run together, and the round that they play."""
+"""The roles of a run, and a round of theirs."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
@@ -30,7 +30,7 @@ from fsl_sage.wire.post import NOTHING, Download, Post, Renewal
 
 
 class Federation:
-    """The F-server, the post and an engine with clients and S-server: all that a round needs."""
+    """All that a round needs: the F-server, the mail, and an engine with clients and S-server."""
 
     def __init__(self, setup: Setup, engine: Engine) -> None:
         self.setup = setup
@@ -38,7 +38,7 @@ class Federation:
         self._round = -1
         """The last round that was played."""
         self.footprints: dict[str, Footprint] = {}
-        """By role ("client", "server"), what its first step took."""
+        """By role ("client", "server"), memory and operations of its first step."""
         self.link = Link(Ledger(self._frozen_by_kind()))
         self.post = Post(self.link, setup.settings.config.clients)
         self._lost: dict[str, Tensors] = {}
@@ -57,7 +57,7 @@ class Federation:
         return self.link.ledger
 
     def play_round(self, t: int, cohort: Sequence[int]) -> dict[str, Any]:
-        """One round of these clients, in the order that the docs give; returns its metrics."""
+        """Play round t with these clients; returns its metrics."""
         self._round = t
         known = set(self.footprints)
         updates: list[Update] = []
@@ -65,7 +65,7 @@ class Federation:
         missing: set[int] = set()
         turns = self.setup.algorithm.turns(t, cohort, self._local_steps(cohort))
         for turn in turns:
-            # 1.-3. Clients get what they lack, take their local steps; the S-server learns from what they upload.
+            # 1.-3. Clients get what is new and take their local steps; the S-server learns from their uploads.
             trained = self._train(t, [client for client in turn if client not in missing])
             missing |= set(turn) - {update.client for update in trained}
             # 4. The F-server averages.
@@ -76,7 +76,7 @@ class Federation:
             raise TrainingError(f"No client came to the end of round {t}; the last checkpoint is kept.")
         present = {update.client for update in updates}
         if averaged and not self.setup.algorithm.in_turn:
-            # Those who begin the next round get the last average; the others get theirs when their turn comes.
+            # Clients that begin the next round get the last average; the others get theirs when their turn comes.
             for group in self._by_download(client for client in turns[0] if client in present):
                 self.post.broadcast(t, group, self._newest(averaged, group[0]))
         server = self.engine.server
@@ -98,7 +98,7 @@ class Federation:
         return {**members, **remarks, **self.engine.remarks(), **losses, **_fidelities(held_out, seen), **measured}
 
     def _codec_memory(self, cached: int) -> dict[str, int]:
-        """For the metrics: bytes that codecs remember at all roles together, where they remember anything."""
+        """For the metrics: the bytes that codecs remember at all roles together, if there are any."""
         codecs = self.setup.settings.codecs
         if not (codecs.update or codecs.published or cached):
             return {}
@@ -106,7 +106,7 @@ class Federation:
         parts = {part: self.f_server.weights[part] for part in self.setup.algorithm.averaged}
         own = sum(nbytes({n: x for n, x in tensors.items() if n in trained[part]}) for part, tensors in parts.items())
         clients = sum(version != NOTHING for version in self.post.has) if codecs.update else 0
-        # The clients keep what coding has lost of their updates, and activations that the S-server keeps once more.
+        # Clients keep what coding has lost of their updates, and the same activations as the S-server.
         return {"codec_memory_bytes": nbytes(flat(self._lost)) + clients * own + 2 * cached}
 
     def _local_steps(self, cohort: Iterable[int]) -> dict[int, int]:
@@ -136,13 +136,13 @@ class Federation:
         return [self._brought(t, update) for update in updates]
 
     def _by_download(self, clients: Iterable[int]) -> list[list[int]]:
-        """These clients in groups that get the same from the F-server: all, or each with a cut of its own alone."""
+        """Groups of these clients that get the same from the F-server: all, or each alone if it has its own cut."""
         if self.setup.cuts:
             return [[client] for client in clients]
         return [group] if (group := list(clients)) else []
 
     def _largest(self, clients: Iterable[int]) -> int | None:
-        """The first of these clients; where each has its own cut, the first of those with the deepest."""
+        """The first of these clients; if cuts differ, the first one with the deepest cut."""
         depth = {cut: place for place, cut in enumerate(self.setup.at_cut)}
         cuts = self.setup.cuts
         return min(clients, key=lambda client: (-depth[cuts[client]] if cuts else 0, client), default=None)
@@ -177,7 +177,7 @@ class Federation:
         return replace(arrived, parts=grouped(change.decode(flat(arrived.parts), flat(held))))
 
     def _average(self, updates: list[Update]) -> tuple[str, ...]:
-        """Put the average in the place of the F-server's weights; returns the parts that it has."""
+        """Replace the F-server's weights by the average; returns the parts that it has."""
         held = known_weights(self.setup, self.f_server.weights, self.f_server.weights)
         updates = self._completed(updates)
         averaged = self.setup.algorithm.aggregate(self.f_server, updates)
@@ -213,9 +213,9 @@ class Federation:
         return Renewal(changes, for_all)
 
     def _completed(self, updates: list[Update]) -> list[Update]:
-        """Updates with all weights up to the deepest cut: for who has a shallower one, the S-server has trained them.
+        """Updates with all weights up to the deepest cut. The S-server trained those behind a shallower cut.
 
-        Nothing of this crosses the link of a client: F-server and S-server are on one side of it.
+        This is not billed: F-server and S-server are at the same end of the link.
         """
         if not self.setup.cuts:
             return updates
@@ -226,7 +226,7 @@ class Federation:
         ]
 
     def _complete(self, own: Tensors, at_s_server: Tensors) -> Tensors:
-        """A client's part with the S-server's copy of the layers that it lacks, in the model's order."""
+        """A client's part completed by the S-server's layers, in the model's order."""
         return {name: own[name] if name in own else at_s_server[name] for name in self.setup.initial["client"]}
 
     def _newest(self, parts: Iterable[str], client: int) -> Message:
@@ -235,7 +235,7 @@ class Federation:
         return self._by_kind(own, self.f_server.sends)
 
     def _held(self, client: int, part: str, tensors: Tensors) -> Tensors:
-        """Of a part's weights those that a client holds."""
+        """Those of a part's weights that a client holds."""
         if not self.setup.cuts:
             return tensors
         return {name: tensors[name] for name in self.setup.initial_of(client, part)}
@@ -296,7 +296,7 @@ class Federation:
         return weights
 
     def point(self) -> Point:
-        """Where the run stands between two rounds; copies, for training goes on in place."""
+        """The weights between two rounds, copied because training changes them in place."""
         states, _ = part_states(self.engine.state())
         parts = {part: copied(tensors) for part, tensors in self.newest_weights().items()}
         clients = range(self.setup.settings.config.clients)
@@ -316,7 +316,7 @@ class Federation:
         return [part for part in algorithm.averaged if part not in algorithm.averaged_in(self._round)]
 
     def evaluate(self) -> dict[str, Any]:
-        """Metrics of the merged model; where clients keep parts or statistics, the mean over them each with its own."""
+        """Metrics of the merged model; the mean over the clients if each keeps parts or statistics of its own."""
         weights = self.newest_weights()
         now("evaluating")
         scores = self._evaluate(weights)
@@ -370,7 +370,7 @@ class Federation:
 
 
 def _mean(values: Sequence[Any]) -> Any:
-    """The mean of a metric over clients; of one that is a list, entry by entry, None where it is not known."""
+    """The mean of a metric over clients. For a list the mean of each entry, without unknown ones (None)."""
     if isinstance(values[0], list):
         return [_mean(entries) for entries in zip(*values, strict=True)]
     return None if None in values else sum(values) / len(values)
@@ -401,12 +401,12 @@ def _losses(updates: Sequence[Update], server_loss: float | None, t: int) -> dic
 
 
 def footprint_figures(footprints: Mapping[str, Footprint]) -> dict[str, int]:
-    """What the first steps of roles took, by the names that this has in metrics."""
+    """Memory and operations of the roles' first steps, by their names in the metrics."""
     return {f"{role}_{name}": value for role, each in footprints.items() for name, value in asdict(each).items()}
 
 
 def footprints_in(metrics: Iterable[Mapping[str, Any]]) -> dict[str, Footprint]:
-    """By role, what was measured in these rounds."""
+    """The footprints by role that were measured in these rounds."""
     names = [field.name for field in fields(Footprint)]
     return {
         role: Footprint(*(line[f"{role}_{name}"] for name in names))

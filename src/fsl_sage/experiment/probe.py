@@ -101,7 +101,7 @@ class Probe:
     """Measures a run on probe batches, with modules of its own."""
 
     def __init__(self, setup: Setup) -> None:
-        """Refuses algorithms that the theory is not about."""
+        """Refuse algorithms that the theory is not about."""
         if not _estimates_gradients(type(setup.algorithm)):
             others = listed(names_where(_estimates_gradients), "or")
             raise InputError(
@@ -177,7 +177,7 @@ class _Trained:
 
 
 class _Sums:
-    """Adds up clients, one after the other."""
+    """Sums over the clients, which are added one after the other."""
 
     def __init__(self) -> None:
         self._loss, self._error, self._cut_error = [], [], []  # type: tuple[list[float], list[float], list[float]]

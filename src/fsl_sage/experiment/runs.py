@@ -34,10 +34,10 @@ from fsl_sage.wire.ledger import GIB
 from fsl_sage.wire.message import Tensors
 
 BEYOND = 1000.0
-"""No training that works ends with such a test loss: guessing among 50,000 words has 11."""
+"""A training with such a test loss has failed: guessing among 50,000 words gives 11."""
 
 LOSSES = 3
-"""The S-server that is lost so often in one round, or while it is started, is not lost by accident."""
+"""An S-server that is lost so often in one round, or while it starts, ends the run: that is no accident."""
 
 Build = Callable[[RunDirectory, Config, Problem], Federation]
 """Makes the roles of a run."""
@@ -88,12 +88,12 @@ def resume(
     config = resolve(directory.config())
     decisive = sorted(set(changes) - set(NO_PART_OF_THE_RESULT))
     if decisive:
-        raise InputError(f"{', '.join(map(option, decisive))} cannot change when a run goes on: start a new run.")
+        raise InputError(f"{', '.join(map(option, decisive))} cannot change when a run is resumed: start a new run.")
     if workers is not None:
         changes["workers"] = workers
     if problem is not None and problem.named(config) != config:
         raise InputError(f"{path} is a run on {config.data.name}, not on {problem.name}: give its own problem.")
-    if directory.finished():  # also where nothing can be locked, such as an archive of runs
+    if directory.finished():  # before the lock, which an archive of runs may not allow
         raise _is_finished(directory)
     with directory.held(), directory.from_its_folder():
         if directory.finished():  # by another process, just now
@@ -138,7 +138,7 @@ def play(
 
 
 def _trackers(callbacks: Sequence[Tracker] | Tracker) -> list[Tracker]:
-    """The callbacks, of which one may stand alone."""
+    """The callbacks as a list; a single one may be given without a list."""
     each: list[Tracker] = [callbacks] if isinstance(callbacks, Tracker) else list(callbacks)
     for callback in each:
         if not isinstance(callback, Tracker):
@@ -292,7 +292,7 @@ def _built(
 def _build(engine: Callable[[Setup], Engine], directory: RunDirectory, config: Config, problem: Problem) -> Federation:
     setup = make_setup(config, problem)
     if config.theory is not None:
-        Probe(setup)  # refuses, before anything is trained, what it cannot measure
+        Probe(setup)  # refuses what it cannot measure before anything is trained
     _draw_classes(directory, config, setup, problem)
     return Federation(setup, engine(setup))
 
@@ -338,7 +338,7 @@ def _timed_round(federation: Federation, t: int, score: Score, metrics: list[dic
 
 
 def _finite(scores: dict[str, Any], t: int) -> dict[str, Any]:
-    """Refuse a model that gives no number: it must not reach a checkpoint."""
+    """Refuse metrics that are not finite: such a model must not reach a checkpoint."""
     for name, value in scores.items():
         if not isinstance(value, list) and not np.isfinite(value):
             raise TrainingError(
@@ -385,7 +385,7 @@ def _summary(metrics: Sequence[dict[str, Any]], score: Score, stopped: str) -> d
 
 
 def _diverged(score: Score, loss: float | None) -> dict[str, str]:
-    """A remark on a loss that is beyond every bound; only where the score tells that the loss is an entropy."""
+    """A remark on a loss that no working training has; only if the score says that the loss is an entropy."""
     if not score.percent or loss is None or loss <= BEYOND:
         return {}
     remark = (

@@ -26,7 +26,7 @@ from fsl_sage.wire.codecs import Codecs
 
 
 def check_config(config: Config) -> torch.device:
-    """Refuse, before anything slow, what no problem can run with; returns the device."""
+    """Refuse impossible options before anything slow; returns the device."""
     make_algorithm(config).check()
     return pick_device(config.device)
 
@@ -55,7 +55,7 @@ def make_setup(config: Config, problem: Problem | None = None, counts: Sequence[
 
 
 def make_dry_setup(config: Config, problem: Problem | None = None, counts: Sequence[int] | None = None) -> Setup:
-    """The same with shapes only; `counts` are the clients' numbers of examples, if they are known."""
+    """As `make_setup`, with shapes only. `counts` are the clients' numbers of examples, if they are known."""
     problem = problem or make_dry_problem(config)
     examples = problem.divide(config) if counts is None else example_shapes(counts)
     model_alone = replace(Config(), model=config.model, lora=config.lora, precision=config.precision)
@@ -94,7 +94,7 @@ def make_site_setup(
 
 
 def check_structure(setup: Setup, shapes: Setup) -> None:
-    """Refuse a model whose parts are others when they are built without weights, as sites build them."""
+    """Refuse a model whose parts differ when they are built without weights, as sites build them."""
     for part, tensors in setup.initial.items():
         with_data, without = ({n: x.shape for n, x in own.items()} for own in (tensors, shapes.initial[part]))
         if with_data != without:
@@ -136,7 +136,7 @@ def _assemble(
     cuts: tuple[str, ...] = (),
     at_cut: PartsAtCuts | None = None,
 ) -> Setup:
-    """Put a setup together from its pieces, in the same way for every engine."""
+    """A setup from its pieces, the same for every engine."""
     counts = [len(indices) for indices in examples]
     algorithm = make_algorithm(config)
     config = replace(config, averaging=algorithm.averaging)

@@ -1,7 +1,7 @@
 """The link: everything that travels between the roles goes through it.
 
 Uploads, replies, updates, averaged weights and mail are all messages that go through `Link.up` or `Link.down`, coded
-already by who sends them (`codecs`, `ends`). What is sent is billed here, so bytes are counted in one place.
+by the sender (`codecs`, `ends`). What is sent is billed here, so bytes are counted in one place.
 """
 
 from collections.abc import Mapping

@@ -207,7 +207,7 @@ class ServerActor:
     # Clients that wait
 
     def begin(self, t: int) -> None:
-        """A round starts; what the S-server is now is kept, for the round may have to start again."""
+        """Start a round. The S-server's current state is kept, because the round may have to start again."""
         self._side.begin(t)
         self._before = copied(self._side.state()), list(self._role.losses)
         self._link = Link(Ledger())

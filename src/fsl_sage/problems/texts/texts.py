@@ -101,7 +101,7 @@ class TextSizes:
     """Tokens are numbers below this; 0 where that is not known."""
 
     def example(self, batch: int, device: torch.device | str) -> dict[str, Tensor]:
-        """Inputs of a language model, to see what it does: short ones, for models take any length."""
+        """Inputs of a language model, to see what it does. They are short, because models take any length."""
         return {"input_ids": torch.zeros(batch, min(self.longest - 1, 8), dtype=torch.int64, device=device)}
 
     def largest_example(self, batch: int, device: torch.device | str) -> dict[str, Tensor]:

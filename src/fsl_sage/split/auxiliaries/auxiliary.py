@@ -99,7 +99,7 @@ def _built(server: Part, recipe: Recipe) -> Part:
 
 
 def _own(tensor: Tensor) -> Tensor:
-    """A copy; frozen parameters are shared, for they never change."""
+    """A copy. Frozen parameters are shared, because they never change."""
     if isinstance(tensor, nn.Parameter) and not tensor.requires_grad:
         return tensor
     copied = tensor.detach().clone()

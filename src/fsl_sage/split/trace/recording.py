@@ -176,7 +176,7 @@ class _Tracer(TorchFunctionMode):
     def returned(self, call: Call, output: Any) -> Any:
         """Make a node for every tensor that a module returns, and hand it on as an object of its own.
 
-        A module that returns its input (dropout in evaluation) is so told apart from its input.
+        So the output of a module that returns its input, such as dropout in evaluation, differs from that input.
         """
         leaves, call.structure = pytree.tree_flatten(output)
         call.exit = len(self.trace.nodes)

@@ -34,9 +34,9 @@ class Grouping(Protocol):
 class OfSmashed(Grouping):
     """Of activations and their gradients.
 
-    For images [B, C, H, W] each channel of the batch is a group, and so is each feature of [B, C]; for texts [B, L, D]
-    each token, for a few outlying features of transformers would spoil the scale of all. Images are written channels
-    last, which is how they lie in memory.
+    For images [B, C, H, W] each channel of the batch is a group, and so is each feature of [B, C]. For texts
+    [B, L, D] each token is a group, because a few large features of transformers would spoil a common scale. Images are
+    written channels last, which is their layout in memory.
     """
 
     def shape(self, shape: Shape) -> Cells:
