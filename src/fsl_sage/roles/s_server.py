@@ -64,7 +64,7 @@ class SServer(SServerRole):
         self._joined: list[int] = []
         """The clients whose uploads were joined since the last step."""
         self._copies: dict[int, Replica] = {}
-        self._open: dict[int, tuple[Replica, list[Tensor], Smash]] = {}
+        self._open: dict[int, tuple[Replica, Smash, Smash]] = {}
         self._copy_optimizers: dict[int, Tensors] = {}
         self._auxiliary: Tensors = initial.get("auxiliary", {})
         """That of every client that has none of its own: the initial one, the F-server's average, or a pooled one."""
@@ -175,7 +175,7 @@ class SServer(SServerRole):
             self._model.take_gradients(replica)
         return gradients_of(inputs)
 
-    def _backward(self, client: int, gradients: Message) -> tuple[Replica, list[Tensor]]:
+    def _backward(self, client: int, gradients: Message) -> tuple[Replica, Smash]:
         replica, inputs, features = self._open.pop(client)
         roots = [tensor for tensor in features if tensor.requires_grad]
         torch.autograd.backward(roots, list(gradients.cut_gradients))
