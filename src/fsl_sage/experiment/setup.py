@@ -7,7 +7,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from fsl_sage.algorithms import make_algorithm
+from fsl_sage.algorithms import Algorithm, make_algorithm
 from fsl_sage.config import Config
 from fsl_sage.devices import pick_device
 from fsl_sage.engines.base import Setup
@@ -165,14 +165,16 @@ def _check_trained(config: Config, modules: dict[str, nn.Module], cut: str | Non
 
 
 def _check_uploads(config: Config, client: nn.Module) -> None:
-    """Refuse uploads that an alignment could not put together: an array for a whole batch has no samples to cut."""
-    if not config.alignment.batch_size or not make_algorithm(config).reads("alignment.batch_size"):
+    """Refuse an array for a whole batch where uploads are cut and put together: it has no samples."""
+    algorithm = make_algorithm(config)
+    if not algorithm.stores_uploads and type(algorithm).on_uploads is Algorithm.on_uploads:
         return
     for tensor in crossing_tensors(client):
         if not tensor.batched:
+            freeze = f"freeze it by --model.frozen {tensor.module}, or " if tensor.module else ""
             raise InputError(
-                f"{config.model.name} sends '{tensor.name}' across the cut once for a whole batch, so the batches of "
-                "uploads cannot be cut anew for the alignment: give --alignment.batch-size 0, or cut elsewhere."
+                f"{config.model.name} sends '{tensor.name}' across the cut once for a whole batch, so the samples of "
+                f"an upload cannot be told apart, as {algorithm.title} must: {freeze}cut elsewhere."
             )
 
 

@@ -9,7 +9,6 @@ from fsl_sage.models.language import (
     is_trained_in_auxiliary,
     make_base_model,
     make_language_model,
-    make_text_classifier,
     mask_buffers,
     save_adapters,
     tokenizer_path,
@@ -18,6 +17,7 @@ from fsl_sage.models.language import (
 from fsl_sage.models.norm import batch_statistics, replace_batch_norm, statistics_names
 from fsl_sage.models.resnet import ResNet18
 from fsl_sage.models.small_cnn import SmallCNN
+from fsl_sage.models.text_classifier import make_text_classifier, usual_text_cut
 
 __all__ = [
     "DEFAULT_CUT",
@@ -43,4 +43,5 @@ __all__ = [
     "train_auxiliary",
     "usual_auxiliary",
     "usual_cut",
+    "usual_text_cut",
 ]

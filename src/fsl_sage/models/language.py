@@ -24,7 +24,6 @@ from fsl_sage.config import LoRAConfig
 from fsl_sage.config.directories import data_directory
 from fsl_sage.errors import InputError, MissingExtra
 from fsl_sage.models.foreign import LOCAL, LOCAL_WEIGHTS, check_weights
-from fsl_sage.models.last_token import LastTokenClassifier, classifies_by_last_token
 
 SMOLLM2, MINILM = "smollm2-135m", "minilm-l6"
 """Small pretrained models that `fsl-sage data get` fetches: one that writes, and one that reads."""
@@ -45,11 +44,12 @@ def make_language_model(name: str, lora: LoRAConfig, vocabulary: int = 0) -> nn.
     It must have at least `vocabulary` tokens.
     """
     model = make_base_model(name)
-    _check_vocabulary(name, vocabulary, model.config.vocab_size)
+    check_vocabulary(name, vocabulary, model.config.vocab_size)
     return add_adapters(model, lora, name)
 
 
-def _check_vocabulary(name: str, wanted: int, known: int) -> None:
+def check_vocabulary(name: str, wanted: int, known: int) -> None:
+    """Refuse a model that does not know all tokens of the texts."""
     if known < wanted:
         raise InputError(
             f"The tokenizer has {wanted} tokens and {name} {known}: give --data.tokenizer, the directory of the "
@@ -59,40 +59,12 @@ def _check_vocabulary(name: str, wanted: int, known: int) -> None:
 
 def make_base_model(name: str) -> Any:
     """The model as it was before any training, float32."""
-    return _make(name, "AutoModelForCausalLM", "writes text")
+    return make_of_transformers(name, "AutoModelForCausalLM", "writes text")
 
 
-def make_text_classifier(name: str, classes: int, vocabulary: int, length: int, padding: int) -> nn.Module:
-    """The sequence classifier `hf:PATH` with its weights, or `hf:ARCHITECTURE` with random ones; all of it is trained.
-
-    Args:
-        name: As --model.name.
-        classes: The number of classes; a head for them is drawn where the directory has none.
-        vocabulary: The number of tokens that it must know.
-        length: The number of tokens that it must read.
-        padding: The token that stands behind the end of a text.
-    """
-
-    def fit(config: Any) -> None:
-        config.num_labels = classes
-        config.problem_type = "single_label_classification"
-        config.pad_token_id = padding
-        config.use_cache = False
-        _check_vocabulary(name, vocabulary, config.vocab_size)
-        most = getattr(config, "max_position_embeddings", None)
-        if most is not None and length > most:
-            raise InputError(
-                f"Texts of {length} tokens are too long for --model.name {name}, which reads {most}: give "
-                f"--data.sequence-length {most} and --data.long-texts cut."
-            )
-
-    made: nn.Module = _make(
-        name, "AutoModelForSequenceClassification", "classifies texts", fit, ignore_mismatched_sizes=True
-    )
-    return LastTokenClassifier(made) if classifies_by_last_token(made) else made
-
-
-def _make(name: str, form: str, does: str, fit: Callable[[Any], None] = lambda config: None, **more: Any) -> Any:
+def make_of_transformers(
+    name: str, form: str, does: str, fit: Callable[[Any], None] = lambda config: None, **more: Any
+) -> Any:
     """A model of transformers, float32.
 
     Args:

@@ -128,17 +128,6 @@ def test_a_decoder_is_cut_and_aligned(config, tmp_path):
     assert result.metrics[0]["aligned"]
 
 
-def test_what_crosses_once_for_a_batch_is_not_cut_anew(config, tmp_path):
-    from transformers import MPNetConfig, MPNetModel
-
-    MPNetModel(MPNetConfig(vocab_size=len(WORDS.split()), pad_token_id=0, **BERT)).save_pretrained(tmp_path / "mpnet")
-    path = save_tokenizer(tmp_path / "mpnet")
-    config = from_dict({"rounds": 1, "model": {"name": f"hf:{path}", "frozen": []}}, config)
-    with pytest.raises(InputError, match=r"once for a whole batch.*: give --alignment\.batch-size 0"):
-        run(config)
-    assert run(from_dict({"alignment": {"batch_size": 0}}, config)).metrics[0]["aligned"]
-
-
 @pytest.mark.parametrize("algorithm", ["fsl-sage", "cse-fsl", "fedavg"])
 def test_it_is_trained_and_costs_what_was_said(config, algorithm):
     config = replace(config, algorithm=algorithm)

@@ -373,6 +373,26 @@ def test_one_parameter_used_on_both_sides_is_refused() -> None:
         split_model(Twice(), "one", torch.randn(2, 6))
 
 
+def test_a_frozen_module_that_does_not_see_the_input_runs_on_both_sides() -> None:
+    class Biased(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bias, self.one, self.two = nn.Embedding(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            bias = self.bias(torch.arange(6))
+            return self.two(self.one(x @ bias) @ bias)
+
+    model, x = Biased(), torch.randn(2, 6)
+    sent = [tensor.name for tensor in split_model(model, "one", x).plan.cuts[0].tensors]
+    assert sent == ["one", "bias"]
+    model.bias.requires_grad_(False)
+    split = split_model(model, "one", x)
+    assert [tensor.name for tensor in split.plan.cuts[0].tensors] == ["one"]
+    assert all("bias.weight" in part.state_dict() for part in split.parts)
+    assert torch.equal(split(x), model(x))
+
+
 # -- bad cuts --------------------------------------------------------------------------------------------------------
 
 

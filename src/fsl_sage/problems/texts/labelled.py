@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fsl_sage.config import Config
-from fsl_sage.models import blocks_name, make_text_classifier
+from fsl_sage.models import make_text_classifier, usual_text_cut
 from fsl_sage.problems.base import Batch, Problem
 from fsl_sage.problems.classification import Classes, class_weights
 from fsl_sage.problems.texts.rows import Row, Rows, chosen_rows, label_names
@@ -127,7 +127,7 @@ class LabelledTextProblem(Problem):
 
     def usual_cut(self, config: Config, model: nn.Module) -> str | None:
         """After the first block."""
-        return f"{blocks_name(model)}.0"
+        return usual_text_cut(model)
 
     def example(self, batch: int, device: torch.device | str) -> dict[str, Tensor]:
         """Tokens and their mask, int64 [batch, L]."""

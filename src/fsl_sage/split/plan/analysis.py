@@ -38,7 +38,8 @@ class Analysis:
         self.tensors = named_tensors(model)
         self.parameters = {name for name, tensor in self.tensors.items() if isinstance(tensor, nn.Parameter)}
         self.traces = self._take_traces()
-        self.crossings = [Crossings(trace, set(self.inputs.raw), self.parameters) for trace in self.traces]
+        trained = {name for name in self.parameters if self.tensors[name].requires_grad}
+        self.crossings = [Crossings(trace, set(self.inputs.raw), trained) for trace in self.traces]
         self._planner = CutPlanner(self.traces, self._samples, self.inputs.batch, self.inputs.names)
         self._named_modules = dict(model.named_modules())
 
@@ -208,7 +209,7 @@ class Analysis:
         if not held[1]:
             return "no parameters come after it"
         shared = [name for name in self.tensors if name in held[0] & held[1] and self.tensors[name].requires_grad]
-        return f"the parameter '{shared[0]}' is used on both sides; freeze it, or cut elsewhere" if shared else None
+        return _of_both_sides(shared) if shared else None
 
     def advice(self) -> str:
         """The cuts that work, as the end of a sentence."""
@@ -323,6 +324,16 @@ class Analysis:
                     )
                 untied.append(name)
         return tuple(untied)
+
+
+def _of_both_sides(shared: list[str]) -> str:
+    """Why these trainable parameters stand in the way, as the end of a sentence."""
+    holders = " ".join(dict.fromkeys(name.rpartition(".")[0] or name for name in shared))
+    is_used, them = ("is", "it") if len(shared) == 1 else (f"and {len(shared) - 1} others are", "them")
+    return (
+        f"the parameter '{shared[0]}' {is_used} used on both sides; freeze {them} (in a run: --model.frozen "
+        f"{holders}), or cut elsewhere"
+    )
 
 
 def _sides_of_calls(crossings: Crossings, module: str, cuts: Iterable[str]) -> set[int]:

@@ -4,7 +4,7 @@ With the cut at one module call, every other call is one of three kinds. *Open* 
 on both sides. *Earlier* calls, made by open calls, returned before the cut did: on the server's side they are stubs.
 The rest comes after. A value that is used after the cut and was made before it
 - is what an earlier call returned: it is sent, or the call is repeated on the server's side if it needs neither
-  parameters nor the raw input (rotary embeddings, masks);
+  trained parameters nor the raw input (rotary embeddings, masks);
 - or was computed between the calls, by the code of an open call: that code runs again, on values that are sent;
 - or is an input besides the raw one (a mask, position ids): it is sent along;
 - or is none of these, and then the model cannot be cut there.
@@ -56,15 +56,16 @@ class Crossing:
 class Crossings:
     """The crossings of one trace, cut by cut."""
 
-    def __init__(self, trace: Trace, raw_inputs: set[str], parameters: set[str]) -> None:
+    def __init__(self, trace: Trace, raw_inputs: set[str], trained: set[str]) -> None:
+        """Read the crossings off a trace; `trained` are the parameters that are not frozen."""
         self.trace = trace
         self.raw_inputs = raw_inputs
-        self.parameters = parameters
+        self.trained = trained
         self._from_raw = self._closure(lambda node: node.kind == "input" and node.what in raw_inputs)
         self._not_free = self._closure(
             lambda node: (
                 (node.kind == "input" and node.what in raw_inputs)
-                or (node.kind == "state" and node.what in parameters)
+                or (node.kind == "state" and node.what in trained)
                 or node.random
             )
         )
@@ -93,7 +94,7 @@ class Crossings:
         return _Search(self, call).run()
 
     def is_free(self, node: int) -> bool:
-        """Whether a node's value depends on neither the raw input nor a parameter nor chance."""
+        """Whether a node's value depends on neither the raw input nor a trained parameter nor chance."""
         return not self._not_free[node]
 
 
@@ -230,15 +231,15 @@ class _Search:
                 self.crossing.sent.update(LeafKey(*key, leaf) for leaf in leaves)
 
     def _can_repeat(self, key: Key, nodes: Iterable[int]) -> bool:
-        return all(self.crossings.is_free(node) for node in nodes) and not self._has_parameters(key)
+        return all(self.crossings.is_free(node) for node in nodes) and not self._has_trained(key)
 
     def _inside(self, call: int) -> range:
         return range(self.trace.calls[call].enter, self.trace.calls[call].exit)
 
-    def _has_parameters(self, key: Key) -> bool:
+    def _has_trained(self, key: Key) -> bool:
         nodes = self.trace.nodes
         return any(
-            nodes[read].kind == "state" and nodes[read].what in self.crossings.parameters
+            nodes[read].kind == "state" and nodes[read].what in self.crossings.trained
             for position in self._inside(self.crossing.earlier[key])
             for read in nodes[position].reads
         )

@@ -1,0 +1,78 @@
+"""Sequence classifiers of transformers are cut and trained, or refused with the reason and what to do."""
+
+import pytest
+
+from fsl_sage import run
+from fsl_sage.config import from_dict
+from fsl_sage.errors import InputError
+from tests.classifiers import CUT, FREEZE, OWN, REFUSED, assert_cut_is_the_whole, classifier_run, tried
+
+QUICK = ("funnel", "modernbert-decoder", "xlm")
+"""What needs more than a list of blocks: lists in a list, a head of its own, blocks over several lists."""
+OFTEN_USED = ("roberta", "distilbert", "electra", "deberta-v2", "mistral", "qwen3")
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # in DeBERTa
+OTHERS = [name for name in OWN if name not in (*QUICK, *OFTEN_USED)]
+
+
+@pytest.mark.parametrize("architecture", QUICK)
+def test_what_is_cut_computes_as_the_whole(tmp_path, architecture):
+    assert_cut_is_the_whole(classifier_run(tmp_path, architecture))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", OFTEN_USED)
+def test_those_often_used_are_cut_and_trained(tmp_path, architecture):
+    assert "cut at" in tried(architecture, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("architecture", OTHERS)
+def test_every_architecture_is_cut_and_trained_or_refused(tmp_path, architecture):
+    assert ("refused" in tried(architecture, tmp_path)) == (architecture in REFUSED)
+
+
+@pytest.mark.parametrize(("architecture", "reason"), [("t5", "reads a text twice"), ("xlnet", "puts the tokens")])
+def test_what_cannot_be_cut_is_refused_at_once(tmp_path, architecture, reason):
+    with pytest.raises(InputError, match=f"{reason}.*: give an encoder, such as BERT, or a decoder, such as GPT-2"):
+        run(classifier_run(tmp_path, architecture))
+
+
+@pytest.mark.parametrize("algorithm", ["fsl-sage", "cse-fsl", "cpsl"])
+def test_what_crosses_once_for_a_batch_must_be_frozen(tmp_path, algorithm):
+    config = from_dict({"algorithm": algorithm}, classifier_run(tmp_path, "mpnet"))
+    bias = "mpnet.encoder.relative_attention_bias"
+    with pytest.raises(InputError, match=rf"sends '{bias}' .* once for a whole batch.* --model\.frozen {bias}, or cut"):
+        run(config)
+
+
+def test_frozen_it_is_trained_with_any_number_of_samples(tmp_path):
+    assert run(classifier_run(tmp_path, "mpnet", frozen=FREEZE["mpnet"])).metrics[0]["aligned"]
+
+
+def test_what_all_blocks_use_must_be_frozen(tmp_path):
+    config = classifier_run(tmp_path, "deberta")
+    with pytest.raises(
+        InputError, match=r"rel_embeddings\.weight' is used on both sides; freeze it \(.*--model\.frozen "
+    ):
+        run(config)
+    assert_cut_is_the_whole(from_dict({"model": {"frozen": FREEZE["deberta"]}}, config))
+
+
+def test_one_block_that_runs_again_and_again_has_no_usual_cut(tmp_path):
+    config = classifier_run(tmp_path, "albert")
+    with pytest.raises(InputError, match=r"A albert has no list of 3 blocks.*: give --model\.cut; 'fsl-sage cuts'"):
+        run(config)
+    assert_cut_is_the_whole(from_dict({"model": {"cut": CUT["albert"]}}, config))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "values", "reason"),
+    [
+        ("xmod", {"default_language": None}, r"which language it reads: write one of en_XX as"),
+        ("nystromformer", {"num_landmarks": 4}, r"reads texts of 64 tokens and no others, and the longest here has 12"),
+    ],
+)
+def test_what_its_configuration_lacks_is_said(tmp_path, monkeypatch, architecture, values, reason):
+    monkeypatch.setitem(OWN, architecture, {**OWN[architecture], **values})
+    with pytest.raises(InputError, match=reason):
+        run(classifier_run(tmp_path, architecture))
