@@ -65,6 +65,7 @@ class LoopbackFederation:
         """Make a key for each client's node and register it at the SuperLink."""
 
         def one(client: int) -> None:
+            """Make one client's key and register it."""
             public = write_node_key(self.key(client))
             self.flwr("supernode", "register", str(public), NAME, "--name", f"client-{client}")
 

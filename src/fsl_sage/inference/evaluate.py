@@ -72,6 +72,7 @@ class _Called(nn.Module):
         self._inputs = inputs
 
     def forward(self) -> Any:
+        """The model's output for its inputs."""
         return self.model(**self._inputs) if isinstance(self._inputs, Mapping) else self.model(self._inputs)
 
 

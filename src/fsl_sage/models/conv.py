@@ -121,11 +121,13 @@ class _Products(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: FunctionCtx, V: Tensor, U: Tensor) -> Tensor:
+        """V U', [b, n, K]."""
         ctx.save_for_backward(V, U)
         return torch.bmm(V, U.transpose(1, 2))
 
     @staticmethod
     def backward(ctx: Any, M: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """The gradients of V and U from that of the product, [b, n, K]; None where it is not needed."""
         V, U = ctx.saved_tensors
         of_V, of_U = ctx.needs_input_grad
         of_U = of_U and _ASKED_FOR.weights

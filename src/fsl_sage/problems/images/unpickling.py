@@ -51,6 +51,7 @@ class _BatchUnpickler(pickle.Unpickler):
     """Gives stand-ins for what an array of NumPy is made of, and nothing else."""
 
     def find_class(self, module: str, name: str) -> Any:
+        """The stand-in for a name in the pickle. Raises an UnpicklingError for every other name."""
         if module == "numpy" and name == "ndarray":
             return _StandIn(_refuse)
         if module == "numpy" and name == "dtype":
@@ -97,6 +98,7 @@ class _Kind:
         self.order = order
 
     def made(self) -> np.dtype:
+        """The dtype, with the byte order that the pickle says."""
         return np.dtype(self.code).newbyteorder(self.order)
 
 

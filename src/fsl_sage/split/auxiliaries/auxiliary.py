@@ -119,9 +119,11 @@ class _OwnAuxiliary(nn.Module):
         share_registries(self, module)
 
     def forward(self, *boundary: Any) -> Any:
+        """The module's output for the tensors of a boundary."""
         return self.__dict__[_MODULE](*as_boundary(boundary).tensors)
 
     def train(self, mode: bool = True) -> _OwnAuxiliary:
+        """Set training mode of the module too."""
         self.__dict__[_MODULE].training = mode
         super().train(mode)
         return self

@@ -217,6 +217,7 @@ class _Fit(nn.Module):
         return shape[2:] if len(shape) == 4 else shape[1:-1]
 
     def forward(self, x: Tensor) -> Tensor:
+        """From [B, C, H, W], [B, L, C] or [B, C] to the width and extent that the next layer takes."""
         if x.dim() == 4:
             return F.conv2d(F.avg_pool2d(x, self.kernel), self.weight[:, :, None, None])
         if x.dim() == 3:

@@ -238,6 +238,7 @@ class _Placeholders:
         self.dense = dense
 
     def leaves(self, plans: tuple[LeafPlan, ...], given: tuple[PlainLeaf, ...] | None) -> list[Any]:
+        """A placeholder for each planned value. `given` has their shapes; without it they follow from the tensors."""
         if given is None or len(given) != len(plans):
             return [self._leaf(plan, self._shape(plan) if plan.dtype else plan.value) for plan in plans]
         return [self._leaf(plan, leaf) for plan, leaf in zip(plans, given, strict=True)]

@@ -116,6 +116,7 @@ class _Search:
         self._seen: set[int] = set()
 
     def run(self) -> Crossing:
+        """Find all that crosses the cut."""
         self._find_earlier_calls()
         self._follow(self._used_after_the_cut())
         self._send_or_repeat()

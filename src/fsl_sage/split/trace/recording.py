@@ -137,6 +137,7 @@ class _Tracer(TorchFunctionMode):
     # -- what there is before the first operation --------------------------------------------------------------------
 
     def add_states(self, tensors: dict[str, Tensor]) -> None:
+        """Make a node for every parameter and buffer. A tensor with several names has one."""
         names: dict[int, list[str]] = {}
         for name, tensor in tensors.items():
             names.setdefault(id(tensor), []).append(name)
@@ -162,6 +163,7 @@ class _Tracer(TorchFunctionMode):
 
     @contextmanager
     def calling(self, name: str) -> Iterator[Call]:
+        """A context in which the module of this name is the one that runs."""
         call = Call(name, self._running, len(self.trace.nodes))
         self.trace.calls.append(call)
         outer, self._running = self._running, len(self.trace.calls) - 1
