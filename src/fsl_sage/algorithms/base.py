@@ -20,7 +20,11 @@ class NoOptions:
 
 
 class Algorithm(ABC):
-    """A conversation between clients, F-server and S-server; engines carry it without knowing which one it is."""
+    """What clients, F-server and S-server do in a round. Derive from it to write an algorithm.
+
+    Only `local_round` is required. Its methods are called with the roles of `roles/protocols.py`; an engine carries the
+    messages between them.
+    """
 
     # What it is called and what can be chosen
 
@@ -95,16 +99,16 @@ class Algorithm(ABC):
 
     @classmethod
     def reads(cls, path: str) -> bool:
-        """Whether a shared option can change a run of this algorithm: `alignment.steps`, `rounds`."""
+        """Whether a shared option, such as `alignment.steps` or `rounds`, can change a run of this algorithm."""
         return _covers(cls.uses, path) or not _covers(Algorithm.uses, path)
 
     @property
     def sends_less(self) -> bool:
-        """Whether a run may send less than its shapes say, because it depends on what was learnt."""
+        """Whether a run may send fewer bytes than `fsl-sage cost` says, because that depends on what was learnt."""
         return False
 
     def check(self) -> None:
-        """Refuse averages and corrections that cannot run together; their bytes can be told all the same."""
+        """Raise an InputError for options that cannot run together. `fsl-sage cost` does not need it."""
         for name, reason in self.without_averaging.items():
             if getattr(self.averaging, name) != getattr(AveragingConfig(), name):
                 raise InputError(
@@ -132,7 +136,7 @@ class Algorithm(ABC):
             )
 
     def remark(self) -> str | None:
-        """What a person should know of a run with these options, which goes on all the same."""
+        """A warning about a run with these options, if there is one. The run starts anyway."""
         momentum = self.config.optimizer.momentum
         if self.averaging.control_variates and momentum:
             return (
@@ -144,31 +148,51 @@ class Algorithm(ABC):
 
     @abstractmethod
     def local_round(self, client: ClientRole, t: int) -> LocalRound:
-        """At the client: its local steps of round t."""
+        """At the client: its local steps in round t.
+
+        Args:
+            client: The client, with its batches, parts and optimizers.
+            t: The round, from 0.
+
+        Yields:
+            Uploads for the S-server. If clients wait, `yield` returns the S-server's reply, else None.
+        """
 
     def on_upload(self, server: SServerRole, client: int, upload: Message) -> Message | None:
-        """At the S-server: take one upload, and answer it if clients wait."""
+        """At the S-server: take one upload.
+
+        Args:
+            server: The S-server.
+            client: The number of the client that sent it.
+            upload: What `local_round` yielded, with the value `step`, the number of the local step.
+
+        Returns:
+            The reply to the client, if clients wait.
+        """
         raise NotImplementedError(f"{type(self).__name__} uploads but does not say what its S-server does with it")
 
     def on_uploads(self, server: SServerRole, uploads: Mapping[int, Message]) -> dict[int, Message | None]:
-        """At the S-server: take all clients' uploads of one step. One by one, unless an algorithm says otherwise."""
+        """At the S-server: take the uploads of one local step, by client; returns the replies by client.
+
+        By default they are taken one by one with `on_upload`.
+        """
         return {client: self.on_upload(server, client, upload) for client, upload in uploads.items()}
 
     def aggregate(self, f_server: FServerRole, updates: Sequence[Update]) -> dict[str, Tensors]:
-        """At the F-server: the new weights by part."""
+        """At the F-server: average the clients' updates; returns the new weights by part."""
         return f_server.mean(updates)
 
     def end_of_round(self, server: SServerRole, t: int) -> Iterator[tuple[int, Message]]:
-        """At the S-server, after the averaging: messages for clients."""
+        """At the S-server, after the averaging: yields (client, message) pairs, such as aligned auxiliaries."""
         return iter(())
 
     def on_download(self, client: ClientRole, message: Message) -> None:
-        """At the client, at the start of its round: a message that waited for it."""
+        """At the client, at the start of its round: take a message of `end_of_round`."""
         if AUXILIARY in message.parts:
             client.replace("auxiliary", dict(message.parts[AUXILIARY]))
 
     def on_update(self, client: ClientRole, t: int) -> Mapping[str, Tensors]:
-        """At the client, at the end of its round: named arrays by kind that go to the F-server with its update.
+        """At the client, at the end of its round: arrays by kind and name that go to the F-server with its update.
 
         `aggregate` finds them in `Update.extra`. What it puts into `FServerRole.sends` goes to the clients with the
         next averaged weights, where it is `ClientRole.received_extra`.
@@ -198,7 +222,7 @@ class Algorithm(ABC):
         return self.waits
 
     def kind(self, part: str) -> str:
-        """The ledger's kind for a part; where the server part travels too it is the full model."""
+        """The kind under which the ledger bills a part. If the server part travels too, it is `full model`."""
         if part in (AUXILIARY, DECODER):
             return part
         return FULL_MODEL if "server" in self.averaged else CLIENT_MODEL

@@ -19,14 +19,14 @@ from fsl_sage.problems.make import named
 
 @dataclass(frozen=True)
 class Comparison:
-    """What came of a grid."""
+    """The outcome of a grid of runs."""
 
     folder: Path
     """Holds a directory for each run; `fsl-sage report FOLDER` makes tables and figures of them."""
     results: dict[str, Result]
     """The finished runs, by name; in the order of the grid."""
     failures: dict[str, str]
-    """Why the others failed, by name."""
+    """The reasons why the other runs failed, by name."""
 
     def raise_failures(self) -> None:
         """Raise a TrainingError that names the runs that failed, with the reasons."""

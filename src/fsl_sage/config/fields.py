@@ -332,7 +332,7 @@ knows the data enters it."""
 
 
 def default_config(data: str = DataConfig.name) -> Config:
-    """The defaults for a data set: those above, unless it has its own, as the texts of E2E have."""
+    """The default configuration for a data set, given as `--data.name`. Some, such as E2E's texts, have their own."""
     make = DEFAULTS.get(data) or DEFAULTS.get(data.partition(":")[0] + ":")
     return make(data) if make else Config()
 

@@ -121,9 +121,14 @@ def read_preset(name_or_path: str | Path) -> dict[str, Any]:
 
 
 def load_preset(name_or_path: str | Path, base: Config | None = None) -> Config:
-    """A preset whose keys are the options; a table [compare], the grid of `compare`, is left out.
+    """The configuration in a preset.
 
-    It may hold options of several algorithms: each takes its own. One that names its algorithm has that one's alone.
+    A preset that names no algorithm may have options of several: each takes its own.
+
+    Args:
+        name_or_path: The name of a preset of the package, or a TOML file whose keys are the options. A table [compare],
+            the grid of `compare`, is ignored.
+        base: The values of options that the preset does not have; the usual defaults if not given.
     """
     values = read_preset(name_or_path)
     values.pop("compare", None)

@@ -22,7 +22,7 @@ class Result:
     """Which stop rule ended the run."""
 
     score: Score = ACCURACY
-    """What the run is judged by: a name among the metrics, and a direction."""
+    """The headline score: its name among the metrics, and its direction."""
 
     @property
     def best_score(self) -> float:
@@ -31,7 +31,7 @@ class Result:
 
     @property
     def best_accuracy(self) -> float:
-        """The best headline score, by the name that it has for images and texts."""
+        """The same as `best_score`, under its name for images and texts."""
         return self.best_score
 
     def frame(self) -> Any:
@@ -44,5 +44,5 @@ class Result:
 
     @property
     def model_file(self) -> Path:
-        """The final merged weights, for the ordinary unsplit model."""
+        """The file with the final merged weights, a state_dict of the ordinary unsplit model."""
         return RunDirectory(self.directory).model_file

@@ -82,7 +82,10 @@ def resume(
         callbacks: Told when the run starts, after every round, and when it ends.
         workers: Clients that train side by side; never changes a number.
         problem: The problem that the run was started with, if one was given.
-        changes: Other options that decide no number, such as `engine` or `ray_address`.
+        changes: Other options that change no number, such as `engine` or `ray_address`.
+
+    Returns:
+        The finished run, as `run` returns it.
     """
     directory = RunDirectory(path)
     config = resolve(directory.config())

@@ -36,9 +36,12 @@ def evaluate(
         run: The run's directory.
         data: A data set as --data.name names it; if not given, the run's own. Its test set is used, or all of a folder
             or an archive that has none. It is normalised as the run's was.
-        best: The model of the best round, in the place of the last one's.
+        best: Take the model of the best round instead of the last one's.
         problem: The problem that the run was started with, if one was given.
         told: Called with the number of batches that are done, and of all.
+
+    Returns:
+        The metrics by name, as in metrics.jsonl: `test_loss`, the headline score and others.
     """
     trained = load_trained(run, best=best, problem=problem)
     config = trained.config

@@ -34,7 +34,10 @@ def predict(
         run: The directory of a run on images, or its model, as `load_trained` gives it.
         files: An image file or a folder of them, or several. They are scaled to the size of the training images.
         top: How many of the most likely classes to name.
-        best: The model of the best round, in the place of the last one's.
+        best: Take the model of the best round instead of the last one's.
+
+    Returns:
+        For each image its file, the `top` most likely classes, and their probabilities.
     """
     if top < 1:
         raise InputError(f"--top {top} is not possible: name at least one class.")

@@ -50,8 +50,12 @@ def load_trained(run: Path | str, *, best: bool = False, problem: Problem | None
 def load_model(run: Path | str, *, best: bool = False, problem: Problem | None = None) -> nn.Module:
     """The trained model of a run directory: the ordinary unsplit module in evaluation mode, on the CPU.
 
-    It takes what it was trained on: for images, those that `load_trained(run).terms.normalise` gives. The arguments are
-    those of `load_trained`.
+    Images must be normalised as in training: `load_trained(run).terms.normalise` does it.
+
+    Args:
+        run: The run's directory.
+        best: Take the model of the best round, which a run with `keep="best"` has, instead of the last one's.
+        problem: The problem that the run was started with, if one was given.
     """
     return load_trained(run, best=best, problem=problem).model
 

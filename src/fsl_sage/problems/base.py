@@ -22,77 +22,90 @@ from fsl_sage.seeding import numpy_generator
 
 @dataclass(frozen=True)
 class Batch:
-    """One mini-batch: what the model takes (a tensor or keyword inputs) and what the loss needs beside its output."""
+    """One mini-batch of B examples."""
 
     inputs: Any
+    """What the model takes: a tensor [B, ...], or a dict of keyword inputs."""
     target: dict[str, Tensor]
+    """What the loss needs besides the output, by name, [B, ...] each, such as `labels`."""
     examples: Tensor | None = None
-    """The indices of the training examples in it, [B]; they never leave the client. None for a test batch."""
+    """The numbers of its training examples, int64 [B]; they never leave the client. None for a test batch."""
 
 
 class Task(ABC):
-    """The examples of all clients together with the meaning of a batch; clients refer to examples by index."""
+    """Makes batches of all clients' examples, and says what their loss and score are."""
 
     device: torch.device
     """Where batches are made."""
 
     sizes_vary: bool = False
-    """Whether batches of as many examples may differ in their shapes."""
+    """Whether batches with the same number of examples may have different shapes, as texts do."""
 
     sizes_are_bounds: bool = False
-    """Whether the shapes of batches on the meta device are not exact but the largest that can be."""
+    """Whether batches on the meta device have the largest possible shapes instead of the exact ones."""
 
     @property
     def label_values(self) -> int | None:
-        """How many values the target's `labels` can have, from 0 up; None where that is not known."""
+        """The number of values that the target's `labels` can have, from 0 up; None if it is not known."""
         return None
 
     @abstractmethod
     def training_batch(self, indices: Tensor, generator: torch.Generator) -> Batch:
-        """The training examples at `indices`, augmented by random numbers of `generator` alone."""
+        """A batch of training examples, possibly augmented.
+
+        Args:
+            indices: The numbers of the examples, int64 [B].
+            generator: The only source of random numbers.
+        """
 
     def plain_batch(self, indices: Tensor) -> Batch:
-        """The training examples at `indices` as they are. A task that augments says here what they are without it."""
+        """A batch of the training examples `indices`, int64 [B], not augmented. A task that augments overrides it."""
         return self.training_batch(indices, torch.Generator())
 
     @abstractmethod
     def test_batches(self) -> int:
-        """The number of batches of the test set; their boundaries never change."""
+        """The number of batches of the test set. Their sizes never change."""
 
     @abstractmethod
     def test_batch(self, index: int) -> Batch:
-        """One batch of the test set."""
+        """Batch number `index` of the test set."""
 
     def output(self, behind: nn.Module, z: Sequence[Tensor], target: Mapping[str, Tensor]) -> Any:
-        """The output of what stands behind the cut, for `loss` or `score`; a task may leave out what they ignore."""
+        """The output of the part behind the cut, for `loss` or `score`.
+
+        Args:
+            behind: The part behind the cut.
+            z: What crosses the cut, [B, *cut] each.
+            target: The target. A task may skip outputs that the loss ignores.
+        """
         return behind(*z)
 
     @abstractmethod
     def loss(self, output: Any, target: Mapping[str, Tensor]) -> Tensor:
-        """The mean loss over the batch's loss terms: what training differentiates."""
+        """The mean loss over the batch's loss terms, a scalar: what training differentiates."""
 
     @abstractmethod
     def terms(self, target: Mapping[str, Tensor]) -> int:
-        """How many loss terms (samples, or tokens) the mean of `loss` is taken over."""
+        """The number of loss terms, samples or tokens, over which `loss` takes the mean."""
 
     labels_are: str = "the labels"
-    """What a target tells of its examples, for those who hold them: what leaves a site with its uploads."""
+    """What the target reveals about the examples, in words: it leaves a site with its uploads."""
 
     def complaint(self, target: Mapping[str, Tensor]) -> str | None:
-        """What is wrong with a target that somebody sent, if the loss could fail by it: names and shapes are right."""
+        """What is wrong with the values of a target that a site sent, if the loss could fail by them; else None."""
         return None
 
     def shorter(self) -> "Task | None":
-        """Where `sizes_vary` and sizes are bounds: the same task with a bound that is one less, if that can be."""
+        """If shapes are bounds: the same task with a bound that is one less, if possible; else None."""
         return None
 
     @abstractmethod
     def score(self, output: Any, target: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Sums over a test batch, numbers or tensors, that `summarise` turns into metrics."""
+        """Sums over a test batch by name, numbers or tensors. `summarise` makes metrics of them."""
 
     @abstractmethod
     def summarise(self, sums: Mapping[str, Any]) -> dict[str, Any]:
-        """The test set's metrics from the sums of its batches: the headline score, and `test_loss` if there is one.
+        """The metrics of the test set from the sums over all its batches: the headline score, and `test_loss` if any.
 
         A metric is a number. One called `test_class_…` is a list with a number, or None, for each class.
         """
@@ -101,26 +114,26 @@ class Task(ABC):
 class Problem(ABC):
     """What is learnt: the clients' examples, the test set, the model, the task and the headline score.
 
-    Examples are known by their numbers, 0 … examples - 1. A subclass holds the data; what depends on the run comes with
-    the configuration. The same methods serve every engine. On the meta device they give shapes, which is all that the
-    cost of a run needs.
+    Derive from it for a problem of your own. Examples have numbers, 0 … examples - 1. A subclass holds the data; the
+    run's options come with the configuration. Every engine calls the same methods. With the meta device they must give
+    shapes, which is all that the cost of a run needs.
     """
 
     score: Score = ACCURACY
-    """What runs are judged by; `Task.summarise` must give a metric of this name."""
+    """The headline score. `Task.summarise` must return a metric of this name."""
 
     classes: tuple[str, ...] = ()
-    """The names of the classes in the order of their labels; empty where there are none."""
+    """The names of the classes in the order of their labels; empty if there are none."""
 
     partitions: tuple[str, ...] = ("iid", "dirichlet", "shards")
     """The values of --data.partition that make sense here."""
 
     model_name: str | None = None
-    """What the model is called in reports, where it is not the one of --model.name."""
+    """The model's name in reports, if it is not --model.name."""
 
     @property
     def name(self) -> str:
-        """What the problem is called in reports."""
+        """The problem's name in reports."""
         return f"{type(self).__module__}.{type(self).__qualname__}"
 
     @classmethod
@@ -130,7 +143,7 @@ class Problem(ABC):
 
     @classmethod
     def check(cls, config: Config) -> None:
-        """Refuse, before anything slow, options that make no sense here."""
+        """Raise an InputError for options that make no sense here. Nothing slow has happened yet."""
         accepted = cls.accepted_partitions(config)
         if config.data.partition not in accepted:
             words = " or ".join([", ".join(accepted[:-1]), accepted[-1]] if len(accepted) > 1 else accepted)
@@ -143,11 +156,14 @@ class Problem(ABC):
         """The number of training examples of all clients together."""
 
     def labels(self) -> Tensor | None:
-        """Integers [examples] that a partition goes by; None where there are none. On the meta device: not known."""
+        """The labels by which a partition divides the examples, integers [examples]; None if there are none.
+
+        A tensor on the meta device means that they are not known here.
+        """
         return None
 
     def divide(self, config: Config) -> list[Tensor]:
-        """For each client the numbers of its examples, int64; on the meta device where only how many is known."""
+        """For each client the numbers of its n examples, int64 [n]; on the meta device if only n is known."""
         self.check(config)
         labels = self.labels()
         if labels is None and config.data.partition != "iid":
@@ -168,34 +184,34 @@ class Problem(ABC):
 
     @abstractmethod
     def make_model(self, config: Config) -> nn.Module:
-        """The unsplit model with its initial weights. torch is seeded before; its default device is set."""
+        """The unsplit model with its initial weights. torch is seeded before, and its default device is set."""
 
     def usual_cut(self, config: Config, model: nn.Module) -> str | None:
-        """Where the model is cut if --model.cut is not given; None where that must be given."""
+        """The cut if --model.cut is not given: the name of the last module at the client. None if it must be given."""
         return None
 
     @abstractmethod
     def example(self, batch: int, device: torch.device | str) -> Any:
-        """Inputs of the model, a tensor or keyword inputs, for the splitter to see what it does."""
+        """Inputs of the model, a tensor [batch, ...] or keyword inputs. The splitter runs the model on them."""
 
     def largest_example(self, batch: int, device: torch.device | str) -> Any:
-        """Inputs as large as they can be in a run, to see what it needs."""
+        """Inputs of the largest size in a run, from which its memory is planned."""
         return self.example(batch, device)
 
     @abstractmethod
     def make_task(self, config: Config, device: torch.device) -> Task:
-        """What a batch, its target, the loss and the metrics are; batches are made on the device."""
+        """The task: batches, loss and metrics. It makes its batches on `device`."""
 
     def inference(self) -> dict[str, Any]:
-        """What using a trained model takes beside its weights, as plain values; a run directory keeps it."""
+        """What a trained model needs besides its weights, as plain values. The run directory keeps it."""
         return {}
 
     def named(self, config: Config) -> Config:
-        """The configuration with the names of this problem and its model, for a problem that no option names."""
+        """The configuration with the names of this problem and its model."""
         data = replace(config.data, name=self.name)
         return replace(config, data=data, model=replace(config.model, name=self.model_name or config.model.name))
 
 
 def example_shapes(counts: Iterable[int]) -> list[Tensor]:
-    """For each client as many examples, of which nothing else is known."""
+    """For each client a tensor of so many examples on the meta device."""
     return [torch.empty(count, dtype=torch.int64, device="meta") for count in counts]

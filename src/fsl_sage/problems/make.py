@@ -26,7 +26,7 @@ DEFAULTS["folder:"] = folder_defaults
 
 
 def make_problem(config: Config) -> Problem:
-    """The problem that a configuration names, with its data."""
+    """The problem that a configuration names by `data` and `model`, with its data loaded."""
     kind = _check(config)
     if kind is None:
         return _own_problem(config)

@@ -20,20 +20,26 @@ class Tracker:
     """
 
     def start(self, config: Config, directory: Path, done: list[dict[str, Any]]) -> None:
-        """The run starts, or goes on after the rounds `done`."""
+        """Called when the run starts.
+
+        Args:
+            config: Everything that decides the run.
+            directory: The run's directory.
+            done: The metrics of rounds that were played before, if the run is resumed.
+        """
 
     def round(self, metrics: dict[str, Any]) -> None:
-        """A round is over."""
+        """Called after every round with its metrics, as in metrics.jsonl. May raise `StopRun`."""
 
     def activity(self, doing: str) -> None:
-        """The run is doing this now, such as "training client 3 of 10". Told often, and perhaps by another thread."""
+        """Called often, perhaps from another thread, with what the run does now, such as "training client 3 of 10"."""
 
     def finish(self, result: dict[str, Any]) -> None:
-        """The run is over."""
+        """Called at the end of the run with what result.json has."""
 
 
 class StopRun(Exception):  # noqa: N818
-    """Raised by a callback's `round`: the run ends after this round, as if a stop rule had been met.
+    """Raise it in a callback's `round` to end the run after this round, as a stop rule does.
 
     >>> raise StopRun("no progress in 5 rounds")
     """

@@ -34,9 +34,12 @@ class Report(NamedTuple):
     """What was written."""
 
     page: Path
+    """The HTML page."""
     runs: int
+    """The number of runs in it."""
     tables: list[Table]
     notes: list[str]
+    """Sentences on what is missing, such as runs that are not finished."""
 
 
 def report(
@@ -58,8 +61,8 @@ def report(
 
 
 def write_report(folder: Path, out: Path, options: ReportOptions) -> Report:
-    """Figures (PNG, PDF), tables (Markdown, CSV, LaTeX) and report.html, in `out`."""
-    # matplotlib and plotly take a second to import: who only imports this package should not wait for them.
+    """As `report`: write figures (PNG, PDF), tables (Markdown, CSV, LaTeX) and report.html to `out`."""
+    # matplotlib and plotly take a second to import, which importing this package should not take.
     from fsl_sage.report.figures import draw_figures
     from fsl_sage.report.html import make_page
     from fsl_sage.report.panels import save

@@ -38,7 +38,7 @@ class Message:
     """By kind, the coded difference that is sent instead of the arrays to a client that has the version before."""
 
     def sizes(self) -> dict[str, int]:
-        """Bytes by kind."""
+        """The bytes of the arrays by kind."""
         return {kind: nbytes(tensors) for kind, tensors in self.parts.items()}
 
     @property
@@ -62,10 +62,15 @@ def _numbered(tensors: Sequence[Tensor]) -> Tensors:
 
 
 def Smashed(z: Sequence[Tensor], target: Mapping[str, Tensor]) -> Message:  # noqa: N802
-    """The upload (z_f, y) of Algorithm 1, line 11."""
+    """The upload (z_f, y) of Algorithm 1, line 11.
+
+    Args:
+        z: The smashed data, [B, *cut] each. The message has no graph.
+        target: What the loss needs besides the output, by name, such as the labels [B].
+    """
     return Message({ACTIVATIONS: _numbered(z), LABELS: dict(target)})
 
 
 def CutGradients(gradients: Sequence[Tensor]) -> Message:  # noqa: N802
-    """The S-server's answer to a client that waits: z_b."""
+    """The S-server's answer to a client that waits: the gradients z_b, [B, *cut] each."""
     return Message({CUT_GRADIENTS: _numbered(gradients)})

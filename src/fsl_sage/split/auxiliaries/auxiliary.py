@@ -34,9 +34,11 @@ def auxiliary(split: Split, spec: Spec = "blocks:1", *, aligned: bool = True) ->
             the first block where that has several blocks inside, else of the server's blocks; "full", the server's
             architecture; "5%", the most that fits into this share of the server's bytes; a number of bytes; or a module
             of your own, which is called with the boundary's tensors.
-        aligned: Whether it is to be aligned, which needs double backward. It is then tried once.
+        aligned: Whether it will be aligned, which needs double backward. That is then tried once.
 
-    The weights start as copies of the server's; a layer made anew starts at random.
+    Returns:
+        A module from the boundary, [B, *cut] each, to the server's output. Its weights are copies of the server's; new
+        layers have random weights.
     """
     if "head" in split.plan.parts:
         raise SplitError("a split at two cuts has no auxiliary model: the server does not compute the loss")

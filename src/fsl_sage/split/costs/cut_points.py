@@ -47,14 +47,19 @@ def cut_points(
 ) -> list[CutPoint]:
     """Every cut that works, in the order of the forward pass.
 
-    The model may be on the meta device. It is run, without gradients, on the example; the training step that FLOPs and
-    memory are measured on is not computed.
+    Args:
+        model: Any module, possibly on the meta device. It is run on the example without gradients.
+        example: A batch: a tensor [B, ...], a dict of keyword inputs, or a tuple of positional ones.
+        private: Inputs that must not cross a cut, besides the main one, which never does.
+
+    Returns:
+        For each cut its name, the sizes of both sides, what crosses, and FLOPs and memory of a training step.
     """
     return cut_points_of(Analysis(model, example, private))
 
 
 def cut_points_of(analysis: Analysis, step: Step | None = None) -> list[CutPoint]:
-    """The same for a model that has been analysed, and whose training step may be known."""
+    """As `cut_points`, for an analysed model and, if it is known, its training step."""
     step = step or training_step(analysis)
     return [_cut_point(analysis, step, name) for name in analysis.cut_names]
 

@@ -33,8 +33,12 @@ def split_model(
             Frozen ones are simply held by both.
         private: Inputs that must not cross, besides the main one, which never does.
 
+    Returns:
+        The parts: `client` takes the model's inputs and returns a Boundary, `server` takes that and returns the model's
+        output; with two cuts `head` does so with the server's Boundary. `merged()` is the whole model again.
+
     Raises:
-        SplitError: The model cannot be cut there. It says what stands in the way and which cuts work.
+        SplitError: The model cannot be cut there. It says why, and which cuts work.
     """
     if not isinstance(model, nn.Module):
         raise SplitError(f"a {type(model).__name__} cannot be split; give a torch.nn.Module")
