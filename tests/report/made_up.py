@@ -9,7 +9,8 @@ import numpy as np
 
 from fsl_sage.algorithms import resolve
 from fsl_sage.config import Config, all_options, from_dict, from_file
-from fsl_sage.records.run_directory import LEDGER_HEADER, RunDirectory, _rows
+from fsl_sage.records.files import as_csv
+from fsl_sage.records.run_directory import LEDGER_HEADER, RunDirectory
 from fsl_sage.wire.ledger import BEFORE, Entry
 
 # (bytes a round of one client, accuracy at the end, how fast)
@@ -70,7 +71,7 @@ def write_run(path: Path, config: Config, *, finished: bool = True, accuracies: 
                 "fidelity_nmse_seen": 0.3 if aligned else None,
             }
         )
-    directory.ledger_file.write_text(LEDGER_HEADER + _rows(entries))
+    directory.ledger_file.write_text(LEDGER_HEADER + as_csv(entries))
     directory.metrics_file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     shares = rng.dirichlet([config.data.alpha if config.data.partition == "dirichlet" else 1e4] * 10, clients)
     directory.save_classes((shares * 1000).astype(int), [f"class {label}" for label in range(10)])

@@ -128,7 +128,7 @@ def load_preset(name_or_path: str | Path, base: Config | None = None) -> Config:
     Args:
         name_or_path: The name of a preset of the package, or a TOML file whose keys are the options. A table [compare],
             the grid of `compare`, is ignored.
-        base: The values of options that the preset does not have; the usual defaults if not given.
+        base: The values of options that the preset does not have; the defaults of its data set if not given.
     """
     values = read_preset(name_or_path)
     values.pop("compare", None)

@@ -1,10 +1,13 @@
 """Writing files so that a reader never sees half of one, whatever happens to the writer; reading them checked."""
 
+import csv
 import hashlib
+import io
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -153,3 +156,21 @@ def _check_seal(path: Path, needed: bool) -> None:
             f"{path} is damaged: its content does not have the SHA-256 that was written with it. "
             "Put an undamaged copy back, or start a new run."
         )
+
+
+def as_csv(rows: Iterable[Iterable[Any]]) -> str:
+    """Rows as the text of a CSV file."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+@contextmanager
+def readable(file: Path) -> Iterator[None]:
+    """Turn any error in reading a file into a sentence that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{file} cannot be read: {error.strerror}.") from None
+    except (ValueError, TypeError, RecursionError, csv.Error):
+        raise InputError(f"{file} is damaged: put it back as it was, or start a new run.") from None

@@ -21,31 +21,26 @@ classes.png
 
 import csv
 import hashlib
-import io
 import json
 import os
-import platform
 import shlex
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from datetime import datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-from warnings import warn
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fsl_sage.config import Config, digest, from_dict, from_file, to_dict
-from fsl_sage.errors import InputError, RunWarning, TrainingError
-from fsl_sage.own_modules import KINDS, is_own
+from fsl_sage.errors import InputError, TrainingError
 from fsl_sage.problems.score import ACCURACY, Score
 from fsl_sage.reading import read_json
-from fsl_sage.records.files import as_file_name, load_tensors, save_tensors, write_bytes, write_json
+from fsl_sage.records.class_tables import read_classes, write_by_class, write_classes
+from fsl_sage.records.config_file import leads_nowhere, read_config_file, score_in, versions, warn_of_versions
+from fsl_sage.records.files import as_csv, as_file_name, load_tensors, readable, save_tensors, write_bytes, write_json
 from fsl_sage.records.lock import held
 from fsl_sage.records.log import Log
 from fsl_sage.wire.ledger import Entry
@@ -136,13 +131,13 @@ class RunDirectory:
                 f"{self.path} already holds a run: resume it with '{self.resuming}', or give another --out."
             )
         try:
-            write_json(self.config_file, {"config": to_dict(config), "digest": digest(config), **_versions()})
+            write_json(self.config_file, {"config": to_dict(config), "digest": digest(config), **versions()})
         except OSError as error:
             raise InputError(f"--out {self.path} cannot be written: {error.strerror}.") from None
 
     def config(self) -> Config:
         """The configuration of the run; what it holds of options of other algorithms is left out."""
-        values = self._written()["config"]
+        values = read_config_file(self.config_file)["config"]
         # An option that a later version has added is as it was before: of no effect.
         return from_file(from_dict(values, Config()), str(self.config_file), of_several=True)
 
@@ -153,7 +148,7 @@ class RunDirectory:
             yield
         except InputError as error:
             config = self.config()
-            lost = [name for name in (config.data.name, config.model.name, config.algorithm) if _leads_nowhere(name)]
+            lost = [name for name in (config.data.name, config.model.name, config.algorithm) if leads_nowhere(name)]
             if not lost:
                 raise
             told = str(error).rstrip(".")
@@ -162,34 +157,9 @@ class RunDirectory:
                 "go there."
             ) from None
 
-    def _written(self) -> dict[str, Any]:
-        """All that config.json says."""
-        try:
-            written = read_json(self.config_file)
-        except FileNotFoundError:
-            missing = "there is no config.json in it" if self.path.is_dir() else "there is no such folder"
-            raise InputError(f"{self.path} holds no run: {missing}.") from None
-        except NotADirectoryError:
-            raise InputError(f"{self.path} is a file: give the directory of a run.") from None
-        except InputError:
-            written = None
-        except OSError as error:
-            raise InputError(f"{self.config_file} cannot be read: {error.strerror}.") from None
-        if not isinstance(written, dict) or not isinstance(written.get("config"), dict):
-            raise InputError(f"{self.config_file} is damaged: it is not a run's configuration.")
-        return written
-
     def warn_of_versions(self) -> None:
-        """Say so if the run began with other software than is here now: the same command may give other bits."""
-        began, now = self._written().get("versions"), _versions()["versions"]
-        for name in ("fsl-sage", "torch"):
-            if isinstance(began, dict) and began.get(name, now[name]) != now[name]:
-                warn(
-                    f"{self.path} began with {name} {began[name]}, and continues with {now[name]}: its bits may differ "
-                    "from those of a run that one version has played.",
-                    RunWarning,
-                    stacklevel=3,
-                )
+        """Warn if the run began with other software than is here now: the same command may give other bits."""
+        warn_of_versions(self.config_file)
 
     def abandon(self) -> None:
         """Take away a run that could not even start."""
@@ -210,7 +180,7 @@ class RunDirectory:
 
     def save_score(self, score: Score) -> None:
         """Write down what the run is judged by."""
-        written = self._written()
+        written = read_config_file(self.config_file)
         if written.get("score") != (values := asdict(score)):
             write_json(self.config_file, {**written, "score": values})
 
@@ -249,25 +219,16 @@ class RunDirectory:
 
     def append(self, metrics: Mapping[str, Any], entries: Iterable[Entry]) -> None:
         """One round's ledger and metrics."""
-        self._logs[self.ledger_file.name].append(_rows(entries))
+        self._logs[self.ledger_file.name].append(as_csv(entries))
         self._logs[self.metrics_file.name].append(json.dumps(metrics) + "\n")
 
     def save_classes(self, counts: np.ndarray, classes: Sequence[str]) -> None:
         """How many examples of each class each client holds; `counts` is [clients, classes]."""
-        text = io.StringIO()
-        rows = ([client, *map(int, row)] for client, row in enumerate(counts))
-        csv.writer(text, lineterminator="\n").writerows([["client", *classes], *rows])
-        write_bytes(self.classes_file, text.getvalue().encode())
+        write_classes(self.classes_file, counts, classes)
 
     def save_by_class(self, metrics: Mapping[str, Any], classes: Sequence[str]) -> None:
-        """The metrics that are by class (`test_class_…`), a line for each class; an unknown value is left empty."""
-        mark = "test_class_"
-        columns = {name.replace(mark, "test_"): values for name, values in metrics.items() if name.startswith(mark)}
-        if columns and classes:
-            text = io.StringIO()
-            rows = zip(range(len(classes)), classes, *columns.values(), strict=True)
-            csv.writer(text, lineterminator="\n").writerows([["label", "class", *columns], *rows])
-            write_bytes(self.by_class_file, text.getvalue().encode())
+        """The metrics that are by class (`test_class_…`), a line for each class."""
+        write_by_class(self.by_class_file, metrics, classes)
 
     def save_checkpoint(self, config: Config, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Replace the checkpoint. It remembers the lines of metrics and ledger that belong to it."""
@@ -287,13 +248,13 @@ class RunDirectory:
         """What the run is judged by; the test accuracy where that is not written down."""
         if not self.config_file.exists():
             return ACCURACY
-        return score_in(self._written())
+        return score_in(read_config_file(self.config_file))
 
     def inference(self) -> dict[str, Any]:
         """What using the model takes beside its weights; empty for runs of older versions, and where it is nothing."""
         if not self.inference_file.exists():
             return {}
-        with _readable(self.inference_file):
+        with readable(self.inference_file):
             needed = dict(read_json(self.inference_file))
             if needed.pop(_SEAL, _seal(needed)) != _seal(needed):
                 raise ValueError("it is not what was written")
@@ -303,7 +264,7 @@ class RunDirectory:
         """Why the run failed; None if it did not."""
         if not self.failure_file.exists():
             return None
-        with _readable(self.failure_file):
+        with readable(self.failure_file):
             return self.failure_file.read_text().strip()
 
     def finished(self) -> bool:
@@ -334,44 +295,29 @@ class RunDirectory:
         """One dict a round; a last line that a kill has torn is left out."""
         if not self.metrics_file.exists():
             return []
-        with _readable(self.metrics_file):
+        with readable(self.metrics_file):
             lines = self.metrics_file.read_text().splitlines(keepends=True)
             return [_round(json.loads(line)) for line in lines if line.endswith("\n")]
 
     def classes(self) -> tuple[np.ndarray, list[str]] | None:
         """The class-label distribution [clients, classes] and the classes' names, if it was written."""
-        if not self.classes_file.exists():
-            return None
-        with _readable(self.classes_file), open(self.classes_file, newline="", encoding="utf-8") as file:
-            header, *rows = csv.reader(file)
-            return np.array([[int(count) for count in row[1:]] for row in rows]), header[1:]
+        return read_classes(self.classes_file) if self.classes_file.exists() else None
 
     def result(self) -> dict[str, Any] | None:
         """How the run ended; None while it has not."""
         if not self.finished():
             return None
-        with _readable(self.result_file):
+        with readable(self.result_file):
             return dict(read_json(self.result_file))
 
     def ledger(self) -> list[Entry]:
         """Every entry."""
         if not self.ledger_file.exists():
             return []
-        with _readable(self.ledger_file):
+        with readable(self.ledger_file):
             lines = self.ledger_file.read_text().splitlines(keepends=True)[1:]
             rows = csv.reader(line for line in lines if line.endswith("\n"))
             return [Entry(int(t), int(client), way, kind, int(size)) for t, client, way, kind, size in rows]  # type: ignore[arg-type]
-
-
-@contextmanager
-def _readable(file: Path) -> Iterator[None]:
-    """Say which file is damaged, whatever its reader stumbled over."""
-    try:
-        yield
-    except OSError as error:
-        raise InputError(f"{file} cannot be read: {error.strerror}.") from None
-    except (ValueError, TypeError, RecursionError, csv.Error):
-        raise InputError(f"{file} is damaged: put it back as it was, or start a new run.") from None
 
 
 def _seal(values: Mapping[str, Any]) -> str:
@@ -390,44 +336,8 @@ def _round(line: Any) -> dict[str, Any]:
     return line
 
 
-def score_in(written: Mapping[str, Any]) -> Score:
-    """The headline score in what config.json has; runs of older versions were all judged by the test accuracy."""
-    try:
-        return Score(**written["score"]) if "score" in written else ACCURACY
-    except TypeError:
-        raise InputError("The score in config.json is damaged: it is not a run's configuration.") from None
-
-
-def _leads_nowhere(name: str) -> bool:
-    """Whether a name has a relative path, or a module, that is not to be found from the current folder."""
-    kind, colon, place = name.partition(":")
-    if is_own(name):
-        return not (Path(*kind.split(".")).with_suffix(".py").exists() or kind.partition(".")[0] in sys.modules)
-    path = Path(place).expanduser()
-    return bool(colon) and kind in KINDS[:-1] and not path.is_absolute() and not path.exists()
-
-
 def _default_path(config: Config) -> Path:
     """runs/TIME-ALGORITHM, with a number where that is taken."""
     stem = Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{as_file_name(config.algorithm)}"
     candidates = [stem, *(stem.with_name(f"{stem.name}-{number}") for number in range(2, 1000))]
     return next(path for path in candidates if not path.exists())
-
-
-def _rows(entries: Iterable[Entry]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(entries)
-    return text.getvalue()
-
-
-def _versions() -> dict[str, Any]:
-    return {
-        "versions": {
-            "fsl-sage": version("fsl-sage"),
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-            "python": platform.python_version(),
-        },
-        "machine": {"system": platform.system(), "processor": platform.machine()},
-        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
-    }

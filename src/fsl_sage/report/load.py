@@ -11,7 +11,8 @@ import numpy as np
 
 from fsl_sage.errors import InputError
 from fsl_sage.problems.score import ACCURACY, Score
-from fsl_sage.records.run_directory import RunDirectory, score_in
+from fsl_sage.records.config_file import score_in
+from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.report.options import written_options
 from fsl_sage.wire.ledger import GIB
 from fsl_sage.wire.message import AUXILIARY
