@@ -45,7 +45,7 @@ class WorkerActor:
         self._outcomes: dict[int, Outcome | ClientError] = {}
 
     def prepare(self, setup: list[ray.ObjectRef]) -> None:
-        """To be called first in a run, and whenever the worker has died. The setup is fetched if it is not yet here."""
+        """Must be called first in a run, and again after the worker has died. Fetches the setup if it is not here."""
         if self._setup != setup[0].hex():
             self._prepared = Worker(settle(ray.get(setup[0])))
             self._setup = setup[0].hex()
@@ -65,7 +65,7 @@ class WorkerActor:
     def whole_round(
         self, t: int, id: int, server: ActorHandle | None, common: Common, mail: Mapping[str, Tensors], state: Tensors
     ) -> tuple[Update | ClientError, Tensors | None]:
-        """A client's round; its uploads go to the S-server while it runs."""
+        """Play a client's round. Its uploads go to the S-server while it runs."""
         line = Line(server, t, id)
         delivery = self._delivery(common, {id: mail} if mail else {})
         outcome = self._worker.whole_round(t, id, self._own(state), delivery, line.send)
@@ -75,7 +75,7 @@ class WorkerActor:
     # Clients that wait
 
     def begin(self, t: int, ids: Sequence[int], common: Common, mail: Mapping[int, Any], *states: Tensors) -> None:
-        """Rounds of these clients, ready to start."""
+        """Prepare the rounds of these clients."""
         delivery = self._delivery(common, mail)
         self._conversations = {
             id: self._worker.converse(t, id, self._own(state), delivery) for id, state in zip(ids, states, strict=True)
@@ -83,7 +83,7 @@ class WorkerActor:
         self._outcomes = {}
 
     def advance(self, replies: Replies) -> tuple[dict[int, ClientError | None], Uploads]:
-        """Each of these clients on to its next upload. Returns those that came to an end, and the others' uploads."""
+        """Run each of these clients to its next upload. Returns the clients that ended, and the others' uploads."""
         said = {id: self._conversations[id](reply) for id, reply in to_device(replies, self._device).items()}
         ended = {id: word for id, word in said.items() if not isinstance(word, Message)}
         self._outcomes |= ended
@@ -95,7 +95,7 @@ class WorkerActor:
         return _apart(self._outcomes.pop(id))
 
     def call(self, job: Job, shared: Any, item: Any) -> Any:
-        """Any job with this worker's modules."""
+        """Run any job with this worker's modules."""
         shared, item = to_device((shared, item), self._device)
         return job(self._worker.workbench, self._worker.setup.settings, shared, item)
 
@@ -105,7 +105,7 @@ class WorkerActor:
         return Delivery(received, mail, extra, renewed, measured)
 
     def _own(self, state: Tensors) -> Tensors:
-        # What came through the object store is shared, and a client's optimizer writes on its state.
+        # Tensors from the object store are shared, and a client's optimizer changes its state in place: copy it.
         return copied(to_device(state, self._device))
 
 
@@ -115,7 +115,7 @@ def _apart(outcome: Outcome | ClientError) -> tuple[Update | ClientError, Tensor
 
 
 class Line:
-    """A client's line to the S-server. It never waits for an answer, only until the upload before it has arrived."""
+    """A client's line to the S-server. It does not wait for answers, only until the upload before has arrived."""
 
     def __init__(self, server: ActorHandle | None, t: int, client: int) -> None:
         self._server = server
@@ -123,7 +123,7 @@ class Line:
         self._last: ray.ObjectRef | None = None
 
     def send(self, upload: Message) -> None:
-        """One upload. They come in the order of their steps, because each waits for the one before to be there."""
+        """Send one upload. Uploads arrive in order, because each waits until the one before has arrived."""
         assert self._server is not None, "an algorithm without an S-server must not upload"
         self._wait()
         self._last = self._server.take.options(concurrency_group="intake").remote(*self._key, upload)
@@ -147,7 +147,7 @@ class ServerActor:
     """The S-server in a process of its own, with one thread that learns and one that takes uploads in."""
 
     def prepare(self, setup: Setup, reference: list[ray.ObjectRef], workers: Sequence[ActorHandle]) -> None:
-        """To be called first in a run."""
+        """Must be called first in a run."""
         setup = settle(setup)
         self._pool = Pool(workers, reference[0])
         self._here = Workbench(setup.modules)
@@ -165,29 +165,29 @@ class ServerActor:
         return self._side.role
 
     def _spread(self, job: Job, shared: Any, items: Sequence[Any]) -> list[Any]:
-        """Share the items out to the workers. A single item stays here: sending its data would gain nothing."""
+        """Give the items to the workers. A single item is done here, because sending its data would gain nothing."""
         if len(items) > 1:
             return self._pool.spread(job, shared, items)
         return [job(self._here, self._setup.settings, shared, item) for item in items]
 
     def ask(self, method: str, *arguments: Any, **options: Any) -> Any:
-        """Whatever an engine asks of the S-server, by name."""
+        """Call a method of the S-server by name."""
         torch.set_num_threads(self._config.threads)
         return getattr(self._side, method)(*to_device(arguments, self._device), **options)
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take up where `state` left; it is trained on, so it is copied."""
+        """Restore what `state` returned. It is copied, because training changes it in place."""
         self._side.load_state(copied(to_device(state, self._device)))
 
     # Clients that don't wait
 
     def open(self, t: int, clients: Sequence[int]) -> None:
-        """Uploads of these clients in round t will come."""
+        """Expect uploads of these clients in round t."""
         self._side.begin(t)
         self._intake = Intake(self._config.order, clients, self._config.ray_spill_mib * MIB)
 
     def learn(self) -> list[Entry]:
-        """Take the uploads of the round in order, to the last. Returns the bill."""
+        """Learn from all uploads of the round in order. Returns the bill."""
         torch.set_num_threads(self._config.threads)
         link = Link(Ledger())
         for uploads in self._intake:
@@ -195,12 +195,12 @@ class ServerActor:
         return link.ledger.entries(self._role.round)
 
     def take(self, t: int, client: int, upload: Message) -> None:
-        """An upload comes in."""
+        """Take in an upload."""
         if t == self._role.round:
             self._intake.put(client, upload)
 
     def close(self, t: int, client: int) -> None:
-        """A client of the round has no more uploads."""
+        """Note that a client of the round has no more uploads."""
         if t == self._role.round:
             self._intake.close(client)
 
@@ -213,14 +213,14 @@ class ServerActor:
         self._link = Link(Ledger())
 
     def begin_again(self, t: int) -> None:
-        """The round starts again, from its first state."""
+        """Start the round again from the state that `begin` kept."""
         state, losses = self._before
         self._side.load_state(state)
         self._role.losses += losses
         self.begin(t)
 
     def exchange(self, clients: Sequence[int], *shares: Uploads) -> tuple[Any, ...]:
-        """The uploads of one step, worker by worker; the replies likewise, after a sign that all went well."""
+        """Take the uploads of one step, by worker. Returns a sign that all went well, then the replies by worker."""
         torch.set_num_threads(self._config.threads)
         uploads = {id: upload for share in shares for id, upload in share.items()}
         ordered = {id: uploads[id] for id in clients if id in uploads}
@@ -228,17 +228,17 @@ class ServerActor:
         return True, *({id: replies[id] for id in share} for share in shares)
 
     def end(self) -> list[Entry]:
-        """The round is over; returns its bill."""
+        """End the round; returns its bill."""
         self._before = {}, []
         return self._link.ledger.entries(self._role.round)
 
 
 def settle(setup: Setup) -> Setup:
-    """Make this process a place for the run: its torch threads, and everything on its own device."""
+    """Prepare this process for the run: set torch's threads, and put everything on its own device."""
     carry_tensors_as_arrays()
     config = setup.settings.config
     prepare_process(config.threads)
-    # Ray shows a process the GPUs that are its own, and these it numbers from 0.
+    # Ray shows a process only its own GPUs, numbered from 0.
     given = bool(ray.get_gpu_ids())
     device = pick_device(config.device.split(":")[0] if given or config.device != "auto" else "cpu")
     task = copy.copy(setup.settings.task)

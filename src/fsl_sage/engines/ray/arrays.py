@@ -1,6 +1,6 @@
 """Tensors cross Ray's object store as arrays: written once, and read where they lie, by every process of a machine.
 
-What is read so is shared and must not be written on: who trains a received tensor copies it first.
+Such tensors are shared and must not be changed: copy a received tensor before training it.
 """
 
 import warnings
@@ -18,7 +18,7 @@ from fsl_sage.wire.message import Message
 ALIGNMENT = 64
 """Bytes to which torch aligns its own memory."""
 
-# torch says once in a process that it cannot keep anyone from writing on a read-only array: let it say so to nobody.
+# torch warns once in a process that it cannot protect a read-only array. Trigger that warning here, unseen.
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     torch.from_numpy(np.frombuffer(b"read-only", np.uint8))
@@ -27,12 +27,12 @@ Packed = tuple[np.ndarray, torch.dtype, torch.Size, tuple[int, ...]]
 
 
 def carry_tensors_as_arrays() -> None:
-    """From now on this process gives its tensors to Ray as arrays."""
+    """Let this process give its tensors to Ray as arrays from now on."""
     ray.util.register_serializer(Tensor, serializer=pack, deserializer=unpack)
 
 
 def pack(tensor: Tensor) -> Packed:
-    """The tensor's bytes as they lie in memory, without a copy where they lie together, and how to read them."""
+    """The tensor's bytes in their order in memory, copied only if they are not contiguous, and how to read them."""
     tensor = tensor.detach().cpu()
     if not _dense(tensor):
         tensor = tensor.contiguous()
@@ -41,7 +41,7 @@ def pack(tensor: Tensor) -> Packed:
 
 
 def unpack(packed: Packed) -> Tensor:
-    """A tensor on the very bytes of the array."""
+    """A tensor that shares the bytes of the array."""
     array, dtype, shape, stride = packed
     if not array.size:
         return torch.empty_strided(shape, stride, dtype=dtype)
@@ -53,7 +53,7 @@ def unpack(packed: Packed) -> Tensor:
 
 
 def _dense(tensor: Tensor) -> bool:
-    """Whether the elements fill one piece of memory, in whatever order of the dimensions."""
+    """Whether the elements fill one block of memory, in any order of the dimensions."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size != 1 and stride != expected:
@@ -63,7 +63,7 @@ def _dense(tensor: Tensor) -> bool:
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """Messages, and tensors in mappings and sequences, on this device; not copied where they are there already."""
+    """Move messages, and tensors in mappings and sequences, to this device, unless they are there already."""
     if isinstance(value, Tensor):
         return value.to(device)
     if isinstance(value, Message):

@@ -27,15 +27,15 @@ class Layout:
 
     workers: int
     cpus: int
-    """Of a worker. The S-server takes none for itself: it mostly works while the workers wait, or waits for them."""
+    """CPUs of a worker. The S-server reserves none: it mostly works while the workers wait, or waits for them."""
     gpus: float
-    """Of a worker, and of the S-server, if there is one."""
+    """GPUs of a worker, and of the S-server if there is one."""
     has_s_server: bool = True
 
 
 @dataclass(frozen=True)
 class Crew:
-    """The actors: started for one run, or lent to several, one after the other, to save them the start."""
+    """The actors of a run, or of several runs one after the other, which saves starting them again."""
 
     workers: Sequence[ActorHandle]
     server: ActorHandle | None
@@ -48,19 +48,22 @@ class Crew:
 
 
 def connect(config: Config, *, own_modules: bool = False) -> bool:
-    """Join the cluster that the configuration names, or start one on this machine; whether this was not done before.
+    """Join the cluster that the configuration names, or start one on this machine.
 
     Args:
         config: Its address, workers and threads decide.
         own_modules: Whether the cluster's processes import modules of the user's own. They then look for them where
             this process does; on other machines they must be under the same paths.
+
+    Returns:
+        Whether this call has connected; False if the process was connected before.
     """
     if ray.is_initialized():
         return False
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     more: dict[str, Any] = {"runtime_env": {"env_vars": {"PYTHONPATH": import_path()}}} if own_modules else {}
     if config.ray_address is None:
-        # As many workers as asked for find room, even if that is more than there are cores; nobody else can reach them.
+        # There is room for all workers, also for more than there are cores. Only this machine can reach the cluster.
         room = max(os.cpu_count() or 1, (config.workers or 1) * config.threads)
         end_leftovers()
         own: dict[str, Any] = {"num_cpus": room, "_node_ip_address": "127.0.0.1", "include_dashboard": False}
@@ -91,7 +94,7 @@ def connect(config: Config, *, own_modules: bool = False) -> bool:
 
 
 def _knock(address: str) -> None:
-    """Ray itself would try for minutes."""
+    """Fail fast if the address cannot be reached: Ray itself would try for minutes."""
     if address != "auto":
         host, _, port = address.removeprefix("ray://").rpartition(":")
         socket.create_connection((host, int(port)), timeout=10).close()

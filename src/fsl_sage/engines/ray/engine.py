@@ -140,7 +140,7 @@ class RayEngine(Engine):
         return {id: (update, state) for (id, (_, state)), update in zip(references.items(), updates, strict=True)}
 
     def _converse(self, clients: Sequence[int], at: Mapping[int, ActorHandle]) -> None:
-        """These clients step by step together: all up to the next upload, the S-server's replies, and on."""
+        """Run these clients together: all to their next upload, then the S-server's replies, and repeat."""
         workers = [worker for worker in self._pool.workers if any(at[id] is worker for id in clients)]
         replies: Sequence[Any] = [{id: None for id in clients if at[id] is worker} for worker in workers]
         running = set(clients)
@@ -168,7 +168,7 @@ class RayEngine(Engine):
         return evaluate(self.setup.settings, parts, self._pool.spread)
 
     def local_tensors(self) -> dict[int, Parts]:
-        """By client, in order."""
+        """By client, in order: the tensors that it keeps for itself."""
         return local_tensors(self.setup, self._client_states())
 
     # State
@@ -202,7 +202,7 @@ class RayEngine(Engine):
     # The S-server
 
     def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
-        """Ask something of the S-server's actor; None where there is no S-server."""
+        """Call a method of the S-server's actor; None if there is no S-server."""
         if self._server is None:
             return None
         return self._answer(getattr(self._server, method).remote(*arguments, **options))
@@ -215,7 +215,7 @@ class RayEngine(Engine):
 
 
 def of_worker(references: Sequence[ray.ObjectRef]) -> list[Any]:
-    """Results of workers, once all have answered."""
+    """The results of workers, when all have answered."""
     ray.wait(list(references), num_returns=len(references))
     try:
         return [fetch(reference) for reference in references]
@@ -230,12 +230,12 @@ def to_device_of(setup: Setup, update: Update) -> Update:
 
 
 def longest_first(clients: Sequence[int], sizes: Sequence[int]) -> list[int]:
-    """The clients by their number of examples, so that no long one is left when the others are done."""
+    """The clients in descending order of their examples, so that no long round starts last."""
     return sorted(clients, key=lambda id: (-sizes[id], id))
 
 
 def share_out(clients: Sequence[int], sizes: Sequence[int], workers: int) -> dict[int, int]:
-    """A worker for every client: the longest first, each to the worker that has the least to do."""
+    """Assign a worker to every client: the longest first, each to the worker with the least work."""
     load, places = [0] * workers, {}
     for id in longest_first(clients, sizes):
         places[id] = load.index(min(load))

@@ -15,13 +15,13 @@ from fsl_sage.errors import TrainingError
 from fsl_sage.roles.server_jobs import Job
 
 TRIES = 5
-"""How often a call is made whose worker dies every time."""
+"""The number of tries of a call whose worker dies every time."""
 
 PATIENCE = 600.0
 """Seconds that a run waits for a worker when all have died."""
 
 PAUSE = 0.2
-"""Seconds between asking whether a worker is there again."""
+"""Seconds between two checks whether a worker is back."""
 
 Call = Callable[[ActorHandle], Sequence[ray.ObjectRef]]
 """Makes a remote call of a worker. The first result says that it is done; the others are passed on as they are."""
@@ -32,11 +32,11 @@ class WorkerDiedError(TrainingError):
 
 
 class UnpreparedError(RuntimeError):
-    """A worker has died and was started again before anyone saw it."""
+    """A worker has died and was started again before this was noticed."""
 
 
 DEATHS = (RayActorError, UnpreparedError)
-"""How the death of a worker shows in what it should have answered."""
+"""The errors by which the death of a worker shows."""
 
 
 class Pool:
@@ -47,7 +47,7 @@ class Pool:
         self._setup = [setup]
 
     def run(self, calls: Sequence[Call]) -> list[tuple[Any, ...] | WorkerDiedError]:
-        """All calls, each by the first worker that is free, begun in this order; results likewise."""
+        """Make all calls in this order, each with the first free worker; returns the results in the same order."""
         results: dict[int, tuple[Any, ...] | WorkerDiedError] = {}
         waiting, tries = deque(range(len(calls))), Counter[int]()
         free = list(self.workers)
@@ -80,7 +80,7 @@ class Pool:
         return [results[index] for index in range(len(calls))]
 
     def spread(self, job: Job, shared: Any, items: Sequence[Any]) -> list[Any]:
-        """Jobs side by side, each with a worker's modules; results in the order of the items."""
+        """Run a job on each item, in parallel, each with a worker's modules; results in the order of the items."""
         reference = ray.put(shared)
 
         def call(item: Any, worker: ActorHandle) -> Sequence[ray.ObjectRef]:
@@ -94,7 +94,7 @@ class Pool:
         return results
 
     def prepare(self) -> None:
-        """Wait until every worker is there and ready."""
+        """Wait until every worker is ready."""
         answers = [worker.prepare.remote(self._setup) for worker in self.workers]
         for worker, answer in zip(self.workers, answers, strict=True):
             while not _is_up(_first([answer], PATIENCE)):

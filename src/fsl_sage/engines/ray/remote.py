@@ -1,4 +1,4 @@
-"""The S-server's actor, as the driver asks it."""
+"""The S-server's actor, as the driver calls it."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,18 +12,18 @@ from fsl_sage.wire.message import Message, Tensors
 
 
 class RemoteServer(Server):
-    """Every question goes to the actor, and its answer comes back."""
+    """An S-server whose methods are calls of the actor."""
 
     def __init__(self, call: Callable[..., Any]) -> None:
         """`call` takes the name of a method of the actor and its arguments."""
         self._call = call
 
     def set_auxiliary(self, tensors: Tensors) -> None:
-        """Tell it of an average."""
+        """Send it an auxiliary that the F-server has averaged."""
         self._call("ask", "set_auxiliary", tensors)
 
     def take(self, tensors: Tensors) -> None:
-        """Give it averaged weights."""
+        """Send it weights that the F-server has averaged."""
         self._call("ask", "take", tensors)
 
     def end_of_round(self, t: int) -> list[tuple[int, Message]]:
@@ -32,17 +32,17 @@ class RemoteServer(Server):
         return messages
 
     def remarks(self) -> dict[str, Any]:
-        """Of this round."""
+        """Metrics of this round."""
         remarks: dict[str, Any] = self._call("ask", "remarks")
         return remarks
 
     def fidelity(self, *, seen: bool = False) -> Fidelity | None:
-        """On a few clients' newest uploads."""
+        """How well the auxiliaries estimate cut gradients, on a few clients' newest uploads."""
         found: Fidelity | None = self._call("ask", "fidelity", seen=seen)
         return found
 
     def footprint(self) -> Footprint | None:
-        """Of the first step."""
+        """Memory and operations of the first step."""
         found: Footprint | None = self._call("ask", "footprint")
         return found
 

@@ -25,7 +25,7 @@ LARGEST = 2**40
 
 
 class CodecError(TrainingError):
-    """An array that cannot be coded, or a payload that cannot be what was sent."""
+    """An array cannot be coded, or a payload cannot be decoded."""
 
 
 class Noise(NamedTuple):
@@ -38,7 +38,7 @@ class Noise(NamedTuple):
     step: int = -1
 
     def for_array(self, name: str) -> "Noise":
-        """Those of one array among several that travel together."""
+        """The key for one of several arrays that travel together."""
         return self._replace(purpose=f"{self.purpose}/{name}")
 
     def generator(self) -> np.random.Generator:
@@ -55,7 +55,7 @@ class ArrayCodec(Protocol):
     """One array to a payload, uint8 [length], and back."""
 
     is_absolute: bool = False
-    """Whether coding the whole is as good as coding a difference."""
+    """Whether whole weights are coded as well as differences."""
     varies: bool = False
     """Whether the length of a payload depends on the numbers; `size` is then the most that it can be."""
 
@@ -69,7 +69,7 @@ class ArrayCodec(Protocol):
 
     @abstractmethod
     def decode(self, payload: Tensor, shape: Shape, dtype: torch.dtype) -> Tensor:
-        """The array that a receiver makes of it."""
+        """The array that a receiver reads from a payload."""
 
 
 def encode_all(
@@ -93,7 +93,7 @@ def encode_one(codec: ArrayCodec, x: Tensor, noise: Noise) -> Tensor:
 
 
 def decode_all(codec: ArrayCodec, sent: Mapping[str, Tensor]) -> Tensors:
-    """What `encode_all` was given, as far as the codec lets it be known."""
+    """The arrays that were given to `encode_all`, with what the codec has lost."""
     tensors: Tensors = {}
     for label, payload in sent.items():
         was = read_label(label)
@@ -113,7 +113,7 @@ class Label(NamedTuple):
 
 
 def decode_one(codec: ArrayCodec, payload: Tensor, was: Label) -> Tensor:
-    """The array of a payload, which is refused if it has not the length that its name calls for."""
+    """The array of a payload. Raises a CodecError if the payload has not the length that its name implies."""
     right = codec.size(was.shape, was.dtype)
     fits = payload.numel() <= right if codec.varies else payload.numel() == right
     if payload.dtype != torch.uint8 or payload.dim() != 1 or not fits:
@@ -130,7 +130,7 @@ def labelled(name: str, x: Tensor) -> str:
     return f"{name}@{str(x.dtype).removeprefix('torch.')}[{shape}]"
 
 
-# A row of digits can be read in one way only: in many, an expression would try them all, and a peer chooses the name.
+# A peer chooses the name, so digits must match in one way only: the expression would try all others.
 _LABEL = re.compile(r"(.*)@(\w+)\[((?:\d{1,15}(?:,\d{1,15}){0,7})?)\]", re.ASCII | re.DOTALL)
 
 

@@ -19,14 +19,14 @@ class Cached:
         self.codec = codec
 
     def encode(self, x: Tensor, places: Tensor, store: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
-        """The payload of the activations of these examples; and the store, as it is then."""
+        """The payload of the activations of these examples, and the new store."""
         before = _at(store, places, x.shape, x.dtype)
         payload = encode_one(self.codec, x.detach() - before, noise)
         _, store = self.decode(payload, Label("", x.dtype, tuple(x.shape)), places, store)
         return payload, store
 
     def decode(self, payload: Tensor, was: Label, places: Tensor, store: Tensor) -> tuple[Tensor, Tensor]:
-        """The activations; and the store, as it is then."""
+        """The activations, and the new store."""
         if places.shape != was.shape[:1]:
             raise CodecError(f"An upload has the shape {list(was.shape)} for {places.numel():,} examples.")
         check_places(places, len(store))
@@ -51,7 +51,7 @@ def check_places(places: Tensor, examples: int) -> None:
 
 
 def new_store(examples: int) -> Tensor:
-    """The memory of nothing."""
+    """A new store, without any activations."""
     return torch.zeros(examples, 0)
 
 
@@ -69,7 +69,7 @@ def _at(store: Tensor, places: Tensor, shape: Shape, dtype: torch.dtype) -> Tens
 
 
 def _put(store: Tensor, places: Tensor, x: Tensor) -> Tensor:
-    """Remember activations; what a longer text had behind the end of this batch is kept."""
+    """Remember activations. What a longer text had beyond the length of this batch is kept."""
     if not store.numel():
         store = x.new_zeros(len(store), *x.shape[1:])
     elif (missing := x.shape[1] - store.shape[1]) > 0:

@@ -20,22 +20,22 @@ from fsl_sage.wire.message import Tensors
 
 
 class Sent(NamedTuple):
-    """What comes of coding weights."""
+    """Coded weights."""
 
     arrays: Tensors
-    """As they travel."""
+    """The arrays that travel."""
     decoded: Tensors
-    """As the receiver has them then."""
+    """The weights that the receiver decodes."""
     lost: Tensors
-    """What the coding has lost, to be added the next time."""
+    """What the coding has lost. It is added the next time."""
 
 
 class Change:
     """Codes a model that the receiver has an earlier version of.
 
     Sent is C(x - held + lost), and the receiver then has held + C(...). What C has lost is kept by the sender and added
-    the next time, so over the rounds Σ decoded = Σ true - lost. Where coding the whole is as good (`is_absolute`), the
-    whole is coded, and serves also those who hold something else.
+    the next time, so over the rounds Σ decoded = Σ true - lost. With `absolute` the whole weights are
+    coded instead, and a receiver that holds something else can use them too.
     """
 
     def __init__(self, codec: ArrayCodec, *, absolute: bool = False) -> None:
@@ -78,7 +78,7 @@ class Change:
 
     @torch.no_grad()
     def decode(self, arrays: Mapping[str, Tensor], held: Mapping[str, Tensor]) -> Tensors:
-        """What a receiver that has `held` makes of what was sent."""
+        """The weights that a receiver decodes, which has `held`."""
         decoded: Tensors = {}
         for label, payload in arrays.items():
             was = read_label(label)

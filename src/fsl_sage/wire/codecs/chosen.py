@@ -30,7 +30,7 @@ from fsl_sage.wire.message import (
 
 
 class Codecs:
-    """What is chosen for each transfer. It has no state: who sends or receives keeps what is to be remembered."""
+    """The codec of each transfer. It has no state: sender and receiver keep what must be remembered."""
 
     def __init__(self, config: CodecConfig | None = None, seed: int = 0, label_values: int | None = None) -> None:
         """Make the codecs.
@@ -52,16 +52,16 @@ class Codecs:
         self._by_kind: dict[str, ArrayCodec] = {kind: codec for kind, codec in smashed.items() if codec is not None}
         activations = smashed[ACTIVATIONS]
         self.cached = Cached(activations) if activations is not None and config.spec("activations").cached else None
-        """Of activations on their way up, where differences from the last ones are sent."""
+        """The codec of activations on their way up, if differences from the last ones are sent."""
         self._sparse = inner(activations)
         self.reuses_places = config.spec("gradients").family == "randtopk"
-        """Whether cut gradients come down at the places of which the activations were sent."""
+        """Whether cut gradients are sent only at the places whose activations were sent."""
         self.update = _change(config.spec("update"), difference=True)
-        """Of models on their way up."""
+        """The codec of models on their way up."""
         weights, auxiliary = _change(config.spec("weights")), _change(config.spec("auxiliary"))
         models = {CLIENT_MODEL: weights, FULL_MODEL: weights, DECODER: weights, AUXILIARY: auxiliary}
         self.published: dict[str, Change] = {kind: change for kind, change in models.items() if change is not None}
-        """Of models on their way down, by kind."""
+        """The codecs of models on their way down, by kind."""
 
     @property
     def sizes_vary(self) -> bool:
@@ -87,7 +87,7 @@ class Codecs:
         return self._by_kind.get(kind)
 
     def decode(self, kind: str, sent: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """What the receiver makes of them."""
+        """Decode what `encode` returned."""
         return decode_all(self._by_kind[kind], sent) if kind in self._by_kind else sent
 
     def chosen_places(self, sent: Mapping[str, Tensor]) -> Iterator[Tensor]:

@@ -11,7 +11,7 @@ from fsl_sage.errors import MissingExtra
 from fsl_sage.wire.codecs.arrays import ArrayCodec, CodecError, Label, Noise, Shape
 
 LEVEL = 1
-"""Of zstd's levels the quickest: higher ones gain a few per cent on packed codes and cost many times the seconds."""
+"""The fastest level of zstd. Higher ones gain a few per cent on packed codes and take many times as long."""
 
 
 class Compressed(ArrayCodec):
@@ -26,10 +26,10 @@ class Compressed(ArrayCodec):
     def __init__(self, inner: ArrayCodec) -> None:
         self.inner = inner
         self.is_absolute = inner.is_absolute
-        zstd()  # refuses here, and not in the middle of a run
+        zstd()  # fails here, and not in the middle of a run
 
     def size(self, shape: Shape, dtype: torch.dtype) -> int:
-        """The most that it can be."""
+        """The largest possible length."""
         return self.inner.size(shape, dtype)
 
     def encode(self, x: Tensor, noise: Noise) -> Tensor:
@@ -41,7 +41,7 @@ class Compressed(ArrayCodec):
         return torch.from_numpy(np.frombuffer(short, np.uint8).copy()).to(x.device)
 
     def decode(self, payload: Tensor, shape: Shape, dtype: torch.dtype) -> Tensor:
-        """Unpacked, if it is packed, and read."""
+        """Decompress the payload if it is compressed, and decode it."""
         return self.inner.decode(uncompressed(self, payload, Label("", dtype, tuple(shape))), shape, dtype)
 
 

@@ -16,7 +16,7 @@ Cells = tuple[int, int, int]
 
 
 class Grouping(Protocol):
-    """How an array is seen as cells [outer, groups, inner], and cells as the array."""
+    """Maps an array to cells [outer, groups, inner], and back."""
 
     @abstractmethod
     def shape(self, shape: Shape) -> Cells:
@@ -32,7 +32,7 @@ class Grouping(Protocol):
 
 
 class OfSmashed(Grouping):
-    """Of activations and their gradients.
+    """The groups of activations and their gradients.
 
     For images [B, C, H, W] each channel of the batch is a group, and so is each feature of [B, C]. For texts
     [B, L, D] each token is a group, because a few large features of transformers would spoil a common scale. Images are
@@ -52,7 +52,7 @@ class OfSmashed(Grouping):
         return (x if x.dim() < 4 else x.movedim(1, -1)).reshape(self.shape(x.shape))
 
     def array(self, cells: Tensor, shape: Shape) -> Tensor:
-        """Where channels were written last, they lie so in memory again."""
+        """The array. If channels were written last, it has that layout in memory again."""
         if len(shape) < 4:
             return super().array(cells, shape)
         return cells.view(shape[0], *shape[2:], shape[1]).movedim(-1, 1)

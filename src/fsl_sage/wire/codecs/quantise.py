@@ -9,9 +9,9 @@ from fsl_sage.wire.codecs.arrays import ArrayCodec, CodecError, Noise, Shape, as
 from fsl_sage.wire.codecs.groups import Grouping
 
 LARGEST = 2.0**126
-"""Beyond it the distance of two numbers may be no float32."""
+"""Beyond it the distance of two numbers may overflow float32."""
 SMALLEST = 2.0**-126
-"""Levels are not nearer to each other, unless they are one: one over their distance would be no float32."""
+"""The smallest distance of two levels: one over a smaller one would overflow float32. It may also be 0."""
 
 
 class Quantise(ArrayCodec):
@@ -68,7 +68,7 @@ class Quantise(ArrayCodec):
         return zero, torch.where(step > 0, step.clamp(min=SMALLEST), step)
 
     def decode(self, payload: Tensor, shape: Shape, dtype: torch.dtype) -> Tensor:
-        """Zero + code · step; refuses levels that cannot be."""
+        """Zero + code · step. Raises a CodecError for impossible levels."""
         outer, groups, inner = self._grouping.shape(shape)
         zero, step = of_bytes(payload, (groups, torch.float32), (groups, torch.float32))
         if not bool(((zero.abs() <= 2 * LARGEST) & (step >= 0) & (step <= LARGEST)).all()):

@@ -64,7 +64,7 @@ class TopK(ArrayCodec):
         return fill(places, numbers).view(tuple(shape))
 
     def places(self, payload: Tensor, shape: Shape, dtype: torch.dtype) -> Tensor:
-        """Which numbers a payload has, bool [rows, length]; refuses one that has not as many of each row as it must."""
+        """Which numbers a payload has, bool [rows, length]. Raises a CodecError if a row has too few or too many."""
         rows, length = self.rows(shape)
         kept = self.kept(shape)
         places = _read_places(payload[rows * kept * dtype.itemsize :], rows * length, rows * kept).view(rows, length)
@@ -74,7 +74,7 @@ class TopK(ArrayCodec):
 
 
 class AtPlaces:
-    """Gradients at the places of which the activations were sent: those of the others are 0 anyway."""
+    """Gradients at the places whose activations were sent. The others are 0."""
 
     def encode(self, x: Tensor, places: Tensor) -> Tensor:
         """The numbers alone."""
@@ -97,7 +97,7 @@ def fill(places: Tensor, numbers: Tensor) -> Tensor:
 
 
 def _some_others(largest: Tensor, length: int, noise: Noise) -> Tensor:
-    """Some of the largest [rows, kept] make room for others of their row, both drawn evenly."""
+    """Replace some of the largest [rows, kept] by others of their row, both drawn uniformly."""
     rows, kept = largest.shape
     draw = noise.generator()
     strays = torch.from_numpy(draw.binomial(kept, STRAY, rows)).clamp(max=length - kept).to(largest.device)
@@ -117,7 +117,7 @@ def _bytes_of_places(length: int, numbers: int) -> int:
 
 
 def _write_places(places: Tensor, numbers: int) -> Tensor:
-    """Where the numbers are, among all: a bit for each, or its index."""
+    """Write the places of the numbers: a bit for each place, or an index for each number."""
     length = places.numel()
     if numbers == length:
         return torch.empty(0, dtype=torch.uint8, device=places.device)

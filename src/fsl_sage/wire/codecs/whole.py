@@ -9,7 +9,7 @@ from fsl_sage.wire.codecs.arrays import ArrayCodec, Noise, Shape, as_bytes
 
 
 class Whole(ArrayCodec):
-    """Every bit."""
+    """Keeps every bit."""
 
     is_absolute = True
 
