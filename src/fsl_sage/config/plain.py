@@ -80,6 +80,16 @@ def from_dict(values: Mapping[str, Any], base: Any = None, path: str = "") -> An
     return dataclasses.replace(base, **changes)
 
 
+def known_values(values: Mapping[str, Any], kind: Any = Config) -> dict[str, Any]:
+    """Of nested values that another version may have written down, those of options that there are today."""
+    hints = {name: hint for name, hint in get_type_hints(kind).items() if name != OPTIONS}
+    known = {key: value for key, value in values.items() if key in hints}
+    groups = {
+        key for key, value in known.items() if dataclasses.is_dataclass(hints[key]) and isinstance(value, Mapping)
+    }
+    return {key: known_values(value, hints[key]) if key in groups else value for key, value in known.items()}
+
+
 def _value(key: str, value: Any, hints: Mapping[str, Any], base: Any, path: str) -> Any:
     if key not in hints:
         raise InputError(f"'{short(path + key)}' is not an option{nearest(key, sorted(hints), '; there are')}")

@@ -26,7 +26,7 @@ def read_classes(file: Path) -> tuple[np.ndarray, list[str]]:
     """The counts [clients, classes] and the names that `write_classes` wrote."""
     with readable(file), open(file, newline="", encoding="utf-8") as lines:
         header, *rows = csv.reader(lines)
-        return np.array([[int(count) for count in row[1:]] for row in rows]), header[1:]
+        return np.array([[int(count) for count in row[1:]] for row in rows], dtype=np.int64), header[1:]
 
 
 def write_by_class(file: Path, metrics: Mapping[str, Any], classes: Sequence[str]) -> None:

@@ -172,5 +172,5 @@ def readable(file: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise InputError(f"{file} cannot be read: {error.strerror}.") from None
-    except (ValueError, TypeError, RecursionError, csv.Error):
+    except (ValueError, TypeError, RecursionError, OverflowError, csv.Error):
         raise InputError(f"{file} is damaged: put it back as it was, or start a new run.") from None

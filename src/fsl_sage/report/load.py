@@ -1,6 +1,5 @@
 """Reads run directories: raw metrics, and nothing that a run has not written down."""
 
-import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,11 +10,17 @@ import numpy as np
 
 from fsl_sage.errors import InputError
 from fsl_sage.problems.score import ACCURACY, Score
+from fsl_sage.reading import read_json
 from fsl_sage.records.config_file import score_in
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.report.options import written_options
 from fsl_sage.wire.ledger import GIB
 from fsl_sage.wire.message import AUXILIARY
+
+_NEEDED = ("bytes_paper", "bytes_total", "seconds", "elapsed_seconds")
+"""What every run has written down of every round, beside its score."""
+_BEYOND = 1e150
+"""The squares of smaller numbers are finite."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +58,14 @@ class Run:
         return int(self.options["seed"])
 
     def values(self, name: str) -> np.ndarray:
-        """[rounds] One metric; NaN where it does not apply."""
-        return np.array([np.nan if line.get(name) is None else line[name] for line in self.metrics], dtype=float)
+        """[rounds] One metric; NaN where it does not apply, or is no number that can be drawn."""
+        found = [line.get(name) for line in self.metrics]
+        return np.array([value if _is_number(value) else np.nan for value in found], dtype=float)
 
     def once(self, name: str) -> int | None:
         """A metric that is recorded in one round; None where it was not."""
-        return next((line[name] for line in self.metrics if line.get(name) is not None), None)
+        found = self.values(name)
+        return next((int(value) for value in found if not np.isnan(value)), None)
 
     @property
     def gib(self) -> np.ndarray:
@@ -82,8 +89,11 @@ def load_runs(folder: Path) -> tuple[list[Run], list[str]]:
         name = str(file.parent.relative_to(folder)) if file.parent != folder else folder.resolve().name
         try:
             run = _load(name, directory)
-        except (InputError, ValueError, KeyError, TypeError, OSError) as error:
+        except InputError as error:
             notes.append(f"{name} is left out: {error}")
+            continue
+        except Exception as error:  # a run of somebody else can be damaged in ways that nobody has thought of
+            notes.append(f"{name} is left out: its files are damaged ({type(error).__name__}).")
             continue
         if run.failure is not None:
             rest = f" It is shown up to round {len(run.metrics)}." if run.metrics else ""
@@ -102,25 +112,33 @@ def _load(name: str, directory: RunDirectory) -> Run:
     metrics = _readable(directory.metrics_file, directory.metrics)
     result = _readable(directory.result_file, directory.result)
     busiest, auxiliary = _from_ledger(directory, len(metrics))
-    stopped = result["stopped"] if result else None
+    stopped = None if result is None else str(result["stopped"])
     classes = _readable(directory.classes_file, directory.classes)
-    return Run(name, options, metrics, stopped, busiest, auxiliary, classes, environment, score, directory.failure())
+    run = Run(name, options, metrics, stopped, busiest, auxiliary, classes, environment, score, directory.failure())
+    for metric in (score.name, *_NEEDED):
+        if np.isnan(run.values(metric)).any():
+            raise InputError(f"its {metric} is not a number in every round.")
+    return run
 
 
 def _configuration(directory: RunDirectory) -> tuple[dict[str, Any], str, Score]:
     """The options, with today's defaults for those that were not there yet; versions and machine; the score."""
-    written = _readable(directory.config_file, lambda: json.loads(directory.config_file.read_text()))
+    written = _readable(directory.config_file, lambda: read_json(directory.config_file))
     if not isinstance(written, dict) or not isinstance(written.get("config"), dict):
         raise InputError("config.json is not a run's configuration.")
-    versions = [f"{name} {number}" for name, number in written.get("versions", {}).items()]
-    environment = ", ".join([*versions, *written.get("machine", {}).values()])
+    versions = [f"{name} {number}" for name, number in dict(written.get("versions", {})).items()]
+    environment = ", ".join([*versions, *map(str, dict(written.get("machine", {})).values())])
     return written_options(written["config"]), environment, score_in(written)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and abs(value) < _BEYOND
 
 
 def _readable(file: Path, read: Callable[[], Any]) -> Any:
     try:
         return read()
-    except (json.JSONDecodeError, UnicodeDecodeError, ValueError, StopIteration):
+    except (ValueError, StopIteration):
         raise InputError(f"{file.name} is damaged.") from None
 
 
@@ -134,6 +152,6 @@ def _from_ledger(directory: RunDirectory, rounds: int) -> tuple[np.ndarray, int 
             auxiliaries.append(entry.bytes)
     busiest = np.zeros(rounds + 1)
     for (t, _), amount in by_client.items():
-        if t < rounds:
+        if -1 <= t < rounds:
             busiest[t + 1] = max(busiest[t + 1], amount)
     return busiest, min(auxiliaries, default=None)

@@ -2,12 +2,24 @@
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, get_type_hints
 
 from fsl_sage.algorithms import option_fields, resolve
 from fsl_sage.algorithms.names import known_algorithm
 from fsl_sage.algorithms.options import owners
-from fsl_sage.config import NO_PART_OF_THE_RESULT, RESPELLED, Config, defaults_of, flatten, respelled, to_dict
+from fsl_sage.config import (
+    NO_PART_OF_THE_RESULT,
+    RESPELLED,
+    Config,
+    convert,
+    defaults_of,
+    flatten,
+    from_dict,
+    known_values,
+    respelled,
+    to_dict,
+)
+from fsl_sage.errors import InputError
 
 HETEROGENEITY = "heterogeneity"
 """The name under which the partition and its parameter are compared, together."""
@@ -17,6 +29,7 @@ IID = "iid"
 NO_SETTING = {"algorithm", "seed", "device", "threads", "data.dir", *NO_PART_OF_THE_RESULT}
 _SHARED = {HETEROGENEITY, *(each.name for each in fields(Config))}
 """What all algorithms have; another name is an option of one that is not in the package."""
+_LARGEST = 2**62
 _PARTITION = {"data.partition", "data.alpha", "data.shards_per_client"}
 
 
@@ -52,13 +65,19 @@ def recorded_options(config: Config) -> dict[str, Any]:
 def written_options(values: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a configuration that was written down, by path, with today's defaults for those it lacks.
 
-    Options of other algorithms are left out: older versions wrote them down too.
+    Options of other algorithms are left out: older versions wrote them down too. A value that cannot be one of its
+    option is an InputError.
     """
+    from_dict(known_values(respelled(values)), Config())
     flat = flatten(respelled(values))
+    if any(isinstance(value, int) and abs(value) > _LARGEST for value in flat.values()):
+        raise InputError("config.json has a number that is no option's.")
     kind = known_algorithm(str(flat["algorithm"]))
     if kind is None:
         return {**options_of(Config()), **flat}
     own = option_fields(kind)
+    hints = get_type_hints(kind.Options)
+    kind.Options(**{path: convert(flat[path], hints[path], path) for path in own if path in flat})
     usual = {name: value for name, value in defaults_of(kind.Options).items() if name not in flat}
     kept = {path: value for path, value in flat.items() if path in own or not owners(path)}
     return {**options_of(Config()), **usual, **kept}

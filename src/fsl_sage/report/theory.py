@@ -129,11 +129,15 @@ def theory_of(path: Path | str) -> Theory:
     """
     directory = RunDirectory(path)
     config, lines = resolve(directory.config()), directory.metrics()
-    measured = [{"round": line["round"], **line["theory"]} for line in lines if "theory" in line]
-    if not measured:
-        raise InputError(f"{path} has not measured the theory's quantities: give --theory N to 'fsl-sage run'.")
-    constants = _constants(config, measured)
-    return Theory(constants, measured, len(lines), bounds(config, constants, measured, len(lines)), _remarks(config))
+    try:
+        measured = [{"round": line["round"], **line["theory"]} for line in lines if "theory" in line]
+        if not measured:
+            raise InputError(f"{path} has not measured the theory's quantities: give --theory N to 'fsl-sage run'.")
+        constants = _constants(config, measured)
+        found = bounds(config, constants, measured, len(lines))
+    except (TypeError, KeyError, AttributeError, ArithmeticError):
+        raise InputError(f"{directory.metrics_file} is damaged: what it says of the theory is no numbers.") from None
+    return Theory(constants, measured, len(lines), found, _remarks(config))
 
 
 def as_plain(theory: Theory) -> dict[str, Any]:
