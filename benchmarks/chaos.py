@@ -124,12 +124,19 @@ class Pace:
         self.all = rounds(out)
         self.round = (time.monotonic() - start - self.before) / self.all
 
-    def wait(self, ended: Callable[[float], bool], out: Path, rng: random.Random) -> bool:
-        """Until a random moment; whether what runs has not ended then. `ended` waits so many seconds for that.
+    def wait(self, ended: Callable[[float], bool], out: Path, rng: random.Random, left: int) -> bool:
+        """Until a random moment; whether what runs has not ended then.
 
         A machine is busier at one time than at another: how long a round takes is what the last ones took.
+
+        Args:
+            ended: Waits so many seconds for the end; whether it has come.
+            out: Where the run, or the grid, is.
+            rng: Draws the moment.
+            left: How many kills of this run are to come, this one among them: each has its part of the rounds left.
         """
-        over, seen, begin = rng.randint(rounds(out), self.all), rounds(out), None
+        seen, begin = rounds(out), None
+        over = rng.randint(seen, seen + -(-max(self.all - seen, 0) // left))
         while (now := rounds(out)) < over:
             if now > seen:
                 self.round = self.round if begin is None else (time.monotonic() - begin) / (now - seen)
@@ -184,11 +191,11 @@ def kill_the_run(*options: str) -> Place:
 
         def trial(fresh: Path, rng: random.Random, kills: int) -> str:
             out, log = fresh / "run", fresh / "log"
-            for _ in range(kills):
+            for left in range(kills, 0, -1):
                 again = (out / "config.json").exists()
                 words = ["resume", out] if again else ["run", *options, "--out", out]
                 command = Command(*words, log=log)
-                if not pace.wait(command.ended, out, rng):
+                if not pace.wait(command.ended, out, rng, left):
                     break
                 kill(command.id)
                 command.ended(PATIENCE)
@@ -230,8 +237,8 @@ def kill_an_actor(name: str) -> Place:
                 out, log = fresh / "run", fresh / "log"
                 old = set(actors())  # of the run before, on their way out
                 command = Command("run", *options, "--out", out, log=log)
-                for _ in range(kills):
-                    running = pace.wait(command.ended, out, rng)
+                for left in range(kills, 0, -1):
+                    running = pace.wait(command.ended, out, rng, left)
                     while running and not (found := sorted(set(actors()) - old)):
                         running = not command.ended(0.1)
                     if not running or (out / "result.json").exists():
@@ -292,9 +299,9 @@ def kill_a_comparison(folder: Path) -> Iterator[Trial]:
 
     def trial(fresh: Path, rng: random.Random, kills: int) -> str:
         out, log = fresh / "grid", fresh / "log"
-        for _ in range(kills):
+        for left in range(kills, 0, -1):
             command = Command("compare", *GRID, "--out", out, log=log)
-            if not pace.wait(command.ended, out, rng):
+            if not pace.wait(command.ended, out, rng, left):
                 break
             kill(command.id)
             command.ended(PATIENCE)

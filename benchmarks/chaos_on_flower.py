@@ -183,8 +183,8 @@ def kill_the_server(folder: Path) -> Iterator[Trial]:
         def trial(fresh: Path, rng: random.Random, kills: int) -> str:
             run = fresh / "run"
             nodes.start_run(run)
-            for _ in range(kills):
-                running = pace.wait(nodes.ended, run, rng)
+            for left in range(kills, 0, -1):
+                running = pace.wait(nodes.ended, run, rng, left)
                 if not running or (run / "result.json").exists():
                     break
                 kill(nodes.process("server-process"))
@@ -204,8 +204,8 @@ def kill_a_site(folder: Path) -> Iterator[Trial]:
         def trial(fresh: Path, rng: random.Random, kills: int) -> str:
             run = fresh / "run"
             nodes.start_run(run)
-            for _ in range(kills):
-                if pace.wait(nodes.ended, run, rng) and not (run / "result.json").exists():
+            for left in range(kills, 0, -1):
+                if pace.wait(nodes.ended, run, rng, left) and not (run / "result.json").exists():
                     found, what = nodes.connected(), rng.choice(("node", "app", "both"))
                     if found:
                         nodes.kill_site(rng.choice(found), what)
