@@ -3,6 +3,7 @@
 import io
 import re
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from rich.console import Console
@@ -11,9 +12,9 @@ from fsl_sage import Tracker, resume, run
 from fsl_sage.activity import now, told_to
 from fsl_sage.algorithms import resolve
 from fsl_sage.cli.terminal import Display
-from fsl_sage.compare.one_run import ACTIVITY, ActivityFile
 from fsl_sage.config import AlignmentConfig, Config, default_config, digest
 from fsl_sage.errors import InputError
+from fsl_sage.records.activity_file import ACTIVITY, PAUSE, ActivityFile, read_activity
 from fsl_sage.records.plain_lines import SILENCE, PlainLines
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.records.trackers import StopRun
@@ -81,17 +82,56 @@ def test_a_long_silence_is_broken_in_plain_output() -> None:
     assert lines == ["  aligning, step 5 of 9"]
 
 
-def test_a_comparison_is_told_by_a_file(tmp_path: Path) -> None:
-    time, file = [0.0], tmp_path / ACTIVITY
-    writer = ActivityFile(file, lambda: time[0])
+def test_who_looks_into_the_directory_is_told_by_a_file(tmp_path: Path) -> None:
+    time = [0.0]
+    writer = ActivityFile(tmp_path, lambda: time[0], lambda: time[0])
     writer.activity("training client 1 of 3")
     writer.activity("training client 2 of 3")
-    assert file.read_text() == "training client 1 of 3"
-    time[0] += 2
+    assert read_activity(tmp_path) == {"doing": "training client 1 of 3", "time": 0.0, "workers": []}
+    time[0] += PAUSE
+    writer.activity("training client 3 of 3")
+    assert read_activity(tmp_path)["doing"] == "training client 3 of 3"
     writer.activity("aligning, step 1 of 4")
-    assert file.read_text() == "aligning, step 1 of 4"
-    writer.finish({})
-    assert not file.exists()
+    assert read_activity(tmp_path)["doing"] == "aligning, step 1 of 4", "a new stage is told at once"
+    writer.close()
+    assert [*tmp_path.iterdir()] == []
+    assert read_activity(tmp_path) == {}
+
+
+def test_the_file_says_what_each_worker_does(tmp_path: Path) -> None:
+    time = [0.0]
+    writer = ActivityFile(tmp_path, lambda: time[0], lambda: time[0])
+    for worker in (0, 1):
+        time[0] += PAUSE
+        said = Thread(target=writer.activity, args=(f"training client {worker + 7} of 9",), name=f"worker_{worker}")
+        said.start()
+        said.join()
+    assert read_activity(tmp_path)["workers"] == [
+        {"name": "worker 1", "doing": "training client 7 of 9", "since": PAUSE},
+        {"name": "worker 2", "doing": "training client 8 of 9", "since": 2 * PAUSE},
+    ]
+    writer.activity("evaluating")
+    assert read_activity(tmp_path)["workers"] == [], "what they did before is over"
+
+
+def test_a_full_disk_does_not_end_a_run_that_only_tells_what_it_does(tmp_path: Path) -> None:
+    writer = ActivityFile(tmp_path / "no such folder")
+    writer.activity("training client 1 of 3")
+    writer.close()
+
+
+def test_a_run_tells_what_it_does_in_its_directory_while_it_does_it(tiny) -> None:
+    class Looks(Tracker):
+        def start(self, config, directory, done) -> None:
+            self.directory, self.seen = directory, []
+
+        def round(self, metrics) -> None:
+            self.seen.append(read_activity(self.directory)["doing"])
+
+    looks, config = Looks(), tiny(rounds=2)
+    run(config, [looks])
+    assert looks.seen == ["writing the files of the round"] * 2
+    assert not (config.out / ACTIVITY).exists()
 
 
 class Patience(Tracker):

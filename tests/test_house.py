@@ -14,7 +14,7 @@ FLOORS = [
     {"cli"},
     {"__init__"},
     {"api"},
-    {"compare", "deploy", "inference", "text"},
+    {"compare", "deploy", "inference", "text", "watch"},
     {"report"},
     {"experiment"},
     {"engines"},

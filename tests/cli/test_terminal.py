@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fsl_sage.cli.terminal import Display, time_left
+from fsl_sage.cli.terminal import Display
 from fsl_sage.config import Config
+from fsl_sage.records.pace import time_left
 
 ROUND = {
     "round": 1,
@@ -58,4 +59,4 @@ def test_a_terminal_gets_a_table_with_the_rounds_before():
     ],
 )
 def test_the_time_left_is_that_of_the_first_stop_rule(options, seconds):
-    assert time_left(Config(**options), ROUND) == pytest.approx(seconds)
+    assert time_left(ROUND, **options) == pytest.approx(seconds)

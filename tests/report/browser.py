@@ -51,8 +51,9 @@ class Page:
         elif event.get("method") == "Log.entryAdded" and values["entry"]["level"] in ("error", "warning"):
             self.problems.append(str(values["entry"]))
 
-    def open(self, file: Path) -> None:
-        self.call("Page.navigate", url=file.resolve().as_uri())
+    def open(self, page: Path | str) -> None:
+        """A file, or an address."""
+        self.call("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
         self.until("document.readyState === 'complete'")
 
     def value(self, expression: str) -> Any:

@@ -94,6 +94,21 @@ class ReportArguments:
 
 
 @dataclass(frozen=True)
+class WatchArguments:
+    """Show runs live in the browser: curves, bytes, fidelity, what each worker does, how long it will take.
+
+    The page is on this machine alone and reads the files of the runs; it writes none. Ctrl-C ends it.
+    """
+
+    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
+    """A run directory, or a folder with run directories in it; runs that start later appear."""
+    port: int = 0
+    """The port (0: a free one)."""
+    open: bool = False
+    """Also open the page in the browser."""
+
+
+@dataclass(frozen=True)
 class TheoryArguments:
     """Show a run that was given --theory N beside the paper's convergence theory."""
 

@@ -25,6 +25,7 @@ from fsl_sage.cli.arguments import (
     RunArguments,
     SamplesArguments,
     TheoryArguments,
+    WatchArguments,
 )
 from fsl_sage.cli.consoles import ERRORS, OUT, without_controls
 from fsl_sage.cli.cuts import as_json, print_cuts
@@ -35,6 +36,7 @@ from fsl_sage.cli.samples import print_samples, print_scores, progress_bar
 from fsl_sage.cli.stopping import exit_code
 from fsl_sage.cli.terminal import Display, print_costs, print_metrics, print_summary
 from fsl_sage.cli.theory import print_theory
+from fsl_sage.cli.watch import watch
 from fsl_sage.compare.comparison import compare, plan_grid
 from fsl_sage.compare.dry import costs_of_runs
 from fsl_sage.config import Config, option
@@ -150,6 +152,12 @@ def report_command(args: Sequence[str]) -> None:
     arguments = tyro.cli(ReportArguments, prog="fsl-sage report", args=args)
     out = arguments.out or arguments.folder / "report"
     print_report(OUT, write_report(arguments.folder, out, arguments.report))
+
+
+def watch_command(args: Sequence[str]) -> None:
+    """Show runs live in the browser, on a page of this machine alone."""
+    arguments = tyro.cli(WatchArguments, prog="fsl-sage watch", args=args)
+    watch(OUT, arguments.folder, arguments.port, open_browser=arguments.open)
 
 
 def theory_command(args: Sequence[str]) -> None:

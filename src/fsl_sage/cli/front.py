@@ -20,6 +20,7 @@ COMMANDS = {
     "predict": "Classify images by the model of a finished run.",
     "evaluate": "Test the model of a finished run once more, on its own test set or on another.",
     "compare": "Run a grid of algorithms, seeds and settings, and write a report; resumable.",
+    "watch": "Show runs live in the browser, on a page of this machine alone.",
     "report": "Write figures, tables and report.html from finished runs.",
     "cost": "Print the bytes of a round for every algorithm, without training.",
     "cuts": "Show where a model can be cut, what each cut costs, and which to take.",

@@ -13,12 +13,12 @@ from rich.status import Status
 from rich.table import Table
 
 from fsl_sage.config import Config, all_options
+from fsl_sage.records.pace import time_left
 from fsl_sage.records.plain_lines import PlainLines, describe, round_cells
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.records.subject import clients_text
 from fsl_sage.records.trackers import Tracker, numbers
 from fsl_sage.units import gib_text
-from fsl_sage.wire.ledger import GIB
 
 SHOWN = 12
 """Rounds that the live table shows; earlier ones scroll away."""
@@ -83,7 +83,8 @@ class Display(Tracker):
             self._lines.round(metrics)
             return
         self._rows.append(self._row(metrics))
-        left = time_left(self._config, metrics)
+        config = self._config
+        left = time_left(metrics, config.rounds, config.budget_gib, config.max_seconds)
         self._bar.update(self._task, completed=metrics["round"] + 1, left=_duration(left))
         self._live.update(self._view())
 
@@ -109,16 +110,6 @@ class Display(Tracker):
 
     def _row(self, metrics: dict[str, Any]) -> list[str]:
         return [str(metrics["round"] + 1), *round_cells(metrics, self._score)]
-
-
-def time_left(config: Config, metrics: dict[str, Any]) -> float:
-    """Seconds until the first stop rule that can be foreseen, at the pace so far."""
-    done, elapsed = metrics["round"] + 1, metrics["elapsed_seconds"]
-    ends = [config.rounds / done]
-    if config.budget_gib is not None:
-        ends.append(config.budget_gib * GIB / metrics["bytes_paper"])
-    left = (min(ends) - 1) * elapsed
-    return max(0.0, min(left, config.max_seconds - elapsed) if config.max_seconds is not None else left)
 
 
 def _duration(seconds: float) -> str:

@@ -15,6 +15,7 @@ from fsl_sage.config import Config, brings_modules, require_config
 from fsl_sage.errors import InputError, TrainingError
 from fsl_sage.experiment import Result
 from fsl_sage.problems.make import named
+from fsl_sage.records.planned import save_plan
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,7 @@ def compare(
         runs = prepare(plans, folder)
         own = any(brings_modules(plan.config) for plan in plans)
         with place(config, len(runs), jobs, own_modules=own) as (at_once, workers, start):
+            save_plan(folder, {run.plan.name: run.plan.config.rounds for run in runs}, at_once)
             run_grid(runs, at_once, workers, start, watcher or Watcher())
     return Comparison(
         folder,

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from fsl_sage.compare.grid import Plan
-from fsl_sage.compare.one_run import ACTIVITY
 from fsl_sage.problems.score import ACCURACY, Score
+from fsl_sage.records.activity_file import read_activity
 from fsl_sage.records.run_directory import RunDirectory
 
 State = Literal["waiting", "running", "finished", "failed"]
@@ -43,10 +43,7 @@ class GridRun:
 
     def doing(self) -> str:
         """What it is doing now, in a few words; empty where that is not known."""
-        try:
-            return (self.directory.path / ACTIVITY).read_text() if self.state == "running" else ""
-        except OSError:
-            return ""
+        return str(read_activity(self.directory.path).get("doing", "")) if self.state == "running" else ""
 
 
 class Running(Protocol):

@@ -7,42 +7,15 @@ import os
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from fsl_sage.engines.process import import_path
 from fsl_sage.errors import InputError, TrainingError
 from fsl_sage.experiment import resume
 from fsl_sage.records.plain_lines import PlainLines
-from fsl_sage.records.trackers import Tracker
 
 LOG = "run.log"
 """In the run's directory: what the process prints."""
-
-
-ACTIVITY = "activity.txt"
-"""There too, while the run goes on: what it is doing."""
-
-
-class ActivityFile(Tracker):
-    """Writes down what a run is doing, once in a while, for the comparison that it is part of."""
-
-    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self._path = path
-        self._clock = clock
-        self._next = clock()
-
-    def activity(self, doing: str) -> None:
-        """At most once in two seconds."""
-        if self._clock() >= self._next:
-            self._next = self._clock() + 2
-            self._path.write_text(doing)
-
-    def finish(self, result: dict[str, Any]) -> None:
-        """A finished run does nothing any more."""
-        self._path.unlink(missing_ok=True)
 
 
 def start_process(directory: Path, workers: int, *, new_session: bool = False) -> subprocess.Popen[bytes]:
@@ -62,8 +35,7 @@ def main() -> None:
     """Exit codes as of the command line."""
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     try:
-        directory = Path(sys.argv[1])
-        resume(directory, [PlainLines(), ActivityFile(directory / ACTIVITY)], int(sys.argv[2]))
+        resume(Path(sys.argv[1]), [PlainLines()], int(sys.argv[2]))
     except (InputError, TrainingError) as error:
         print(error, file=sys.stderr)
         sys.exit(2 if isinstance(error, InputError) else 1)

@@ -27,6 +27,7 @@ from fsl_sage.models import save_adapters
 from fsl_sage.problems.base import Problem
 from fsl_sage.problems.make import make_problem, named
 from fsl_sage.problems.score import Score
+from fsl_sage.records.activity_file import ActivityFile
 from fsl_sage.records.card import model_card
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.records.trackers import TRACKERS, StopRun, Tracker
@@ -124,10 +125,11 @@ def play(
         problem: What is learnt; None for what the configuration names.
         build: Makes the roles, where they are not all in this process.
     """
+    activity = ActivityFile(directory.path)
     callbacks = [*_trackers(callbacks), *(TRACKERS[name]() for name in config.track)]
 
     def tell(doing: str) -> None:
-        for callback in callbacks:
+        for callback in (activity, *callbacks):
             callback.activity(doing)
 
     with directory.held():
@@ -138,6 +140,8 @@ def play(
             except TrainingError as error:
                 directory.save_failure(str(error))
                 raise
+            finally:
+                activity.close()
 
 
 def _trackers(callbacks: Sequence[Tracker] | Tracker) -> list[Tracker]:

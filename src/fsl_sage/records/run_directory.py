@@ -14,6 +14,7 @@ failure.txt         why the run failed, until it is resumed
 result.json         how the run ended; its presence says that the run is finished
 classes.csv         the class-label distribution: training examples by client (rows) and class (columns)
 test_by_class.csv   at the end: each class (rows) with the metrics of the last round that are by class (columns)
+activity.json       what the run is doing now, and each of its workers; gone when it ends
 accuracy.png        the headline score (under its name) against communication
 classes.png
 .lock               who plays the run; gone when it ends
