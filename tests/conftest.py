@@ -1,17 +1,25 @@
 """Small runs for tests: real images, a small model, seconds."""
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from matplotlib.figure import Figure
+from torch import nn
 
 from fsl_sage.algorithms import resolve
+from fsl_sage.compare import placement
 from fsl_sage.config import Config, from_dict, from_file
+from fsl_sage.experiment import run, setup
+from fsl_sage.problems.base import Problem
+from fsl_sage.problems.images.problem import ImageProblem
+from fsl_sage.problems.parts import META, build_parts
 from fsl_sage.records import figures
 from fsl_sage.report import panels
+from tests.processes import ForkedRun
 
 TINY: dict[str, Any] = {
     "clients": 3,
@@ -54,19 +62,71 @@ def tiny(tmp_path: Path) -> Callable[..., Config]:
     return make
 
 
+@pytest.fixture(scope="session")
+def finished_runs() -> dict[str, Path]:
+    """The directories of `finished`."""
+    return {}
+
+
+@pytest.fixture
+def finished(finished_runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """The directory of a tiny run with changes, made when the first test asks for it. Nobody may write into it."""
+
+    def made(**changes: Any) -> Path:
+        key = repr(sorted(changes.items()))
+        if key not in finished_runs:
+            out = tmp_path_factory.mktemp("finished") / "run"
+            finished_runs[key] = run(tiny_config({"out": str(out), **changes})).directory
+        return finished_runs[key]
+
+    return made
+
+
+@pytest.fixture
+def forked_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runs of a comparison have processes that need not import torch; see tests/processes.py."""
+    monkeypatch.setattr(placement, "start_process", ForkedRun)
+
+
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
-def undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def undrawn(request: pytest.FixtureRequest) -> Iterator[None]:
     """Runs and reports in this process compose their figures, and leave out what takes matplotlib longer than a tiny
     run trains: to draw them. It does for tests marked `drawn`, and in every process of its own."""
-    if not request.node.get_closest_marker("drawn"):
-        monkeypatch.setattr(figures, "_save", _save_undrawn)
-        monkeypatch.setattr(panels, "_drawn", lambda figure, kind: b"not drawn")
+    with pytest.MonkeyPatch.context() as patch:  # not the test's own, which a test may undo
+        if not request.node.get_closest_marker("drawn"):
+            patch.setattr(figures, "_save", _save_undrawn)
+            patch.setattr(panels, "_drawn", lambda figure, kind: b"not drawn")
+        yield
 
 
 def _save_undrawn(figure: Figure, path: Path) -> None:
     figures.write_bytes(path, b"not drawn")
+
+
+SMALL_MODELS = ("small-cnn", "tests.oracles.subject:TinyResNet")
+_PARTS: dict[object, dict[str, nn.Module]] = {}
+
+
+@pytest.fixture(autouse=True)
+def parts_cut_once(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Runs of a small model get deep copies of parts that were built and cut once. For tests marked `cut_anew` every
+    run builds and cuts its own, as it does in every process of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not request.node.get_closest_marker("cut_anew"):
+            patch.setattr(setup, "build_parts", _copied_parts)
+        yield
+
+
+def _copied_parts(config: Config, problem: Problem, device: torch.device) -> dict[str, nn.Module]:
+    if device == META or not isinstance(problem, ImageProblem) or config.model.name not in SMALL_MODELS:
+        return build_parts(config, problem, device)
+    sizes = problem.sizes
+    key = (config.model, config.seed, config.precision, device, sizes.classes, sizes.image)  # all that they depend on
+    if key not in _PARTS:
+        _PARTS[key] = build_parts(config, problem, device)
+    return copy.deepcopy(_PARTS[key])

@@ -109,6 +109,7 @@ def test_the_number_of_workers_changes_no_bit(tiny, algorithm):
     assert_same_run(*runs)
 
 
+@pytest.mark.cut_anew
 def test_a_seed_decides_everything(tiny):
     one, other = (run(tiny(rounds=1, seed=seed)).metrics[0]["test_loss"] for seed in (1, 2))
     assert one != other
@@ -116,11 +117,11 @@ def test_a_seed_decides_everything(tiny):
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("every", [1, 2])
-def test_resume_is_exact(tiny, algorithm, every, monkeypatch):
+def test_resume_is_exact(tiny, finished, algorithm, every, monkeypatch):
     """Interrupted in round 3, between any two checkpoints; with a cohort, so that mail and versions matter."""
-    changes = {"rounds": 5, "cohort": 0.67, "align_every": 2, "checkpoint_every": every, "algorithm": algorithm}
-    whole = run(tiny(**changes)).directory
-    config = tiny(**changes)
+    changes = {"rounds": 5, "cohort": 0.67, "align_every": 2, "algorithm": algorithm}
+    whole = finished(**changes)
+    config = tiny(**changes, checkpoint_every=every)
     interrupt_after(monkeypatch, 3)
     with pytest.raises(KeyboardInterrupt):
         run(config)
@@ -196,8 +197,8 @@ def interrupted(tiny, monkeypatch):
     return make
 
 
-def test_resume_before_the_first_checkpoint_starts_anew(tiny, monkeypatch):
-    whole = run(tiny()).directory
+def test_resume_before_the_first_checkpoint_starts_anew(tiny, finished, monkeypatch):
+    whole = finished()
     config = tiny()
     interrupt_after(monkeypatch, 0)
     with pytest.raises(KeyboardInterrupt):
@@ -219,9 +220,9 @@ def test_another_version_warns_that_bits_may_differ(interrupted, name):
 
 
 @pytest.mark.parametrize("moment", ["__init__", "load_checkpoint", "play_round", "merged"])
-def test_the_s_server_may_be_lost_twice_at_any_moment(tiny, interrupted, monkeypatch, moment):
+def test_the_s_server_may_be_lost_twice_at_any_moment(finished, interrupted, monkeypatch, moment):
     """As when Ray's actor is killed while it is started, in a round, or after the last one."""
-    whole, config = run(tiny(rounds=3)).directory, interrupted(rounds=3, after=1)
+    whole, config = finished(rounds=3), interrupted(rounds=3, after=1)
     lose(monkeypatch, moment, times=2)
     resume(config.out)
     assert_same_run(whole, config.out)
@@ -247,8 +248,8 @@ def lose(monkeypatch, moment, times):
     monkeypatch.setattr(Federation, moment, failing)
 
 
-def test_resume_with_a_torn_last_line(tiny, monkeypatch):
-    whole = run(tiny()).directory
+def test_resume_with_a_torn_last_line(tiny, finished, monkeypatch):
+    whole = finished()
     config = tiny()
     interrupt_after(monkeypatch, 1)
     with pytest.raises(KeyboardInterrupt):
@@ -317,8 +318,8 @@ def test_lines_are_on_the_disk_before_the_checkpoint_is(tiny, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "ledger.csv", "checkpoint.safetensors.part", "accuracy.png.part"])
-def test_a_full_disk_keeps_the_last_checkpoint_and_says_how_to_go_on(tiny, monkeypatch, name):
-    whole, config = run(tiny(rounds=3)).directory, tiny(rounds=3)
+def test_a_full_disk_keeps_the_last_checkpoint_and_says_how_to_go_on(tiny, finished, monkeypatch, name):
+    whole, config = finished(rounds=3), tiny(rounds=3)
     with monkeypatch.context() as patched:
         fill_the_disk_for(patched, name, after=1)
         with pytest.raises(

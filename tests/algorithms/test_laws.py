@@ -87,7 +87,7 @@ def test_lazy_is_fsl_sage_that_stops_aligning(tiny):
 
 
 def test_alignment_raises_fidelity(tiny):
-    result = run(tiny(alignment={"steps": 150, "lr": 1e-2, "samples": 96}, batch_size=32, upload_every=1))
+    result = run(tiny(rounds=1, alignment={"steps": 150, "lr": 1e-2, "samples": 96}, batch_size=32, upload_every=1))
     first = result.metrics[0]
     assert first["fidelity_cosine_seen"] > first["fidelity_cosine"] + 0.15
     assert first["fidelity_nmse_seen"] < first["fidelity_nmse"]
@@ -95,7 +95,7 @@ def test_alignment_raises_fidelity(tiny):
 
 def test_full_auxiliary_with_the_servers_weights_has_fidelity_one(tiny):
     """Started from the server's own weights an auxiliary of its architecture has nothing to learn."""
-    config = tiny(model={"auxiliary": "full"}, alignment={"start": "server", "steps": 1, "lr": 1e-12})
+    config = tiny(rounds=1, model={"auxiliary": "full"}, alignment={"start": "server", "steps": 1, "lr": 1e-12})
     first = run(config).metrics[0]
     assert first["fidelity_cosine_seen"] == pytest.approx(1.0, abs=1e-6)
     assert first["fidelity_nmse_seen"] == pytest.approx(0.0, abs=1e-9)

@@ -20,6 +20,7 @@ from tests.report.browser import CHROMIUM, chromium
 from tests.report.test_page import check_controls
 
 
+@pytest.mark.usefixtures("forked_runs")
 def test_the_function_runs_a_grid_and_returns_its_results(preset, tmp_path):
     config = replace(load_preset(preset), rounds=1)
     out = tmp_path / "grid"

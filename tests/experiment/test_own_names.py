@@ -122,6 +122,7 @@ def test_an_interrupted_run_goes_on_by_its_name(own):
     assert same_weights(resume(Path("run")), whole)
 
 
+@pytest.mark.usefixtures("forked_runs")
 def test_it_is_compared(own):
     done = compare(configured(own, rounds=1), algorithms=["fedavg", "cse-fsl"], out="both", jobs=1)
     done.raise_failures()

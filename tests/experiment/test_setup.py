@@ -8,6 +8,8 @@ from fsl_sage.experiment.setup import make_dry_setup, make_setup
 from fsl_sage.problems import make_problem
 from fsl_sage.problems.parts import META
 
+pytestmark = pytest.mark.cut_anew
+
 
 def test_a_setup_has_what_the_configuration_says(tiny):
     setup = make_setup(tiny(clients=3, weighting="examples", local_epochs=2))
