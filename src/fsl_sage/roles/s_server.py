@@ -12,7 +12,7 @@ from fsl_sage.alignment.dataset import AlignmentData, Upload
 from fsl_sage.alignment.fidelity import CLIENTS, SAMPLES, Fidelity, mean
 from fsl_sage.alignment.passes import Smash, gradients_of
 from fsl_sage.models.norm import untouched_statistics
-from fsl_sage.roles.averaging import RULES
+from fsl_sage.roles.copies import Copies
 from fsl_sage.roles.footprint import Footprint, Meter, held_by, static_bytes
 from fsl_sage.roles.protocols import Parts, SServerRole
 from fsl_sage.roles.replica import Replica
@@ -21,7 +21,7 @@ from fsl_sage.roles.server_jobs import POOLED, Aligned, Alignment, SpreadOver, a
 from fsl_sage.roles.work import Settings, Workbench, boundary, mean_loss
 from fsl_sage.seeding import numpy_generator
 from fsl_sage.split import detached_leaves
-from fsl_sage.wire.message import AUXILIARY, Message, Tensors, nbytes
+from fsl_sage.wire.message import AUXILIARY, Message, Tensors
 from fsl_sage.wire.paths import below, by_client, flat
 
 
@@ -63,9 +63,8 @@ class SServer(SServerRole):
         """Where clients have cuts of their own: by cut, x_s from there on."""
         self._joined: list[int] = []
         """The clients whose uploads were joined since the last step."""
-        self._copies: dict[int, Replica] = {}
+        self._copies = Copies(self._settings)
         self._open: dict[int, tuple[Replica, Smash, Smash]] = {}
-        self._copy_optimizers: dict[int, Tensors] = {}
         self._auxiliary: Tensors = initial.get("auxiliary", {})
         """That of every client that has none of its own: the initial one, the F-server's average, or a pooled one."""
         self._aligned: dict[int, Tensors] = {}
@@ -162,7 +161,7 @@ class SServer(SServerRole):
     def backward(self, client: int, gradients: Message) -> Smash:
         """The second half: backpropagate the gradients of the client's head, take the step, and return z_b."""
         replica, inputs = self._backward(client, gradients)
-        if replica is not self._copies.get(client):
+        if replica not in self._copies.replicas():
             self._model.take_gradients(replica)
             replica = self._model
         self._step(replica, int(gradients.values["step"]))
@@ -223,36 +222,19 @@ class SServer(SServerRole):
 
     def _copy(self, client: int) -> Replica:
         if client not in self._copies:
-            slots = self._workbench.slots["server"]
-            copy = Replica(slots, self._model.weights(), self._settings.optimizer_of("server"))
-            state = self._copy_optimizers.get(client, {})
-            if self._settings.config.on_client_failure == "drop":  # a client that fails is back with what it had
-                state = {path: tensor.clone() for path, tensor in state.items()}
-            copy.load_optimizer_state(state)
-            self._meter.holds(held_by([copy]))
-            self._copies[client] = copy
+            self._meter.holds(held_by([self._copies.make(client, self._model)]))
         return self._copies[client]
 
     def drop(self, client: int) -> None:
         """A client has failed in this round: its own server-side model, open step and kept uploads are forgotten."""
         self._kept.pop(client, None)
-        self._copies.pop(client, None)
+        self._copies.drop(client)
         self._open.pop(client, None)
 
     def average_copies(self) -> None:
-        """Put the average of the clients' own server-side models in their place.
-
-        Their optimizer states stay theirs, or are forgotten (--client-optimizer). The F-server's rule makes the
-        average: a rule against poisoned clients must hold for these copies too.
-        """
+        """Replace the clients' own server-side models by their average."""
         self._most_static = max(self._most_static, self._static_bytes())
-        clients = sorted(self._copies)
-        states = [self._copies[client].weights() for client in clients]
-        rule = RULES[self._settings.config.averaging.rule]
-        self.set_weights(rule(states, [self.client_weights[client] for client in clients], self._model.weights()))
-        if self._settings.keeps_optimizers:
-            self._copy_optimizers |= {client: self._copies[client].optimizer_state() for client in clients}
-        self._copies.clear()
+        self.set_weights(self._copies.take_average(self.client_weights, self._model.weights()))
 
     def weights(self) -> Tensors:
         """The server-side model x_s."""
@@ -374,8 +356,8 @@ class SServer(SServerRole):
         return Footprint(static, self._meter.working_bytes, self._meter.flops)
 
     def _static_bytes(self) -> int:
-        apart = [state for client, state in self._copy_optimizers.items() if client not in self._copies]
-        return static_bytes([self._model, *self._copies.values()], self._meter.gradient_bytes) + sum(map(nbytes, apart))
+        held = static_bytes([self._model, *self._copies.replicas()], self._meter.gradient_bytes)
+        return held + self._copies.resting_bytes()
 
     def take_loss(self) -> float | None:
         """The mean loss of the steps since the last call; None if there were none."""
@@ -402,7 +384,7 @@ class SServer(SServerRole):
         if self._aligned_in:
             state["aligned_in"] = torch.tensor(sorted(self._aligned_in.items()), dtype=torch.int64)
         groups: dict[str, Mapping[int, Tensors]] = {
-            "copies": self._copy_optimizers,
+            "copies": self._copies.optimizers,
             "aligned": self._aligned,
             "alignment_optimizers": self._alignment_optimizers,
             "alignment": {client: data.state() for client, data in self.alignment.items()},
@@ -418,7 +400,7 @@ class SServer(SServerRole):
         self._model.load_optimizer_state(below("optimizer/", state))
         self._auxiliary = below("auxiliary/", state)
         self.extra = below("extra/", state)
-        self._copy_optimizers = by_client(below("copies/", state))
+        self._copies.optimizers = by_client(below("copies/", state))
         self._aligned = by_client(below("aligned/", state))
         self._alignment_optimizers = by_client(below("alignment_optimizers/", state))
         self._seen = set(state["seen"].tolist())
