@@ -11,7 +11,8 @@ from fsl_sage.algorithms.options import as_algorithm, refuse_foreign
 from fsl_sage.alignment.passes import Smash
 from fsl_sage.config import Config, given_options
 from fsl_sage.engines.base import Setup
-from fsl_sage.engines.dry import DryEngine, Shapes
+from fsl_sage.engines.dry import DryEngine
+from fsl_sage.engines.dry_server import Shapes
 from fsl_sage.errors import InputError
 from fsl_sage.experiment.federation import Federation, draw_cohort
 from fsl_sage.experiment.setup import make_dry_setup

@@ -18,7 +18,8 @@ from fsl_sage.algorithms import make_algorithm
 from fsl_sage.alignment.passes import Smash
 from fsl_sage.config import Config
 from fsl_sage.engines.base import Delivery, Replies, Setup, advance
-from fsl_sage.engines.dry import DryClient, DryEngine, DrySServer
+from fsl_sage.engines.dry import DryClient, DryEngine
+from fsl_sage.engines.dry_server import DrySServer
 from fsl_sage.engines.server import HostedServer, NoServer
 from fsl_sage.experiment.federation import draw_cohort
 from fsl_sage.experiment.setup import make_dry_setup
