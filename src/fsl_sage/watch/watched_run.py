@@ -15,8 +15,9 @@ from fsl_sage.algorithms.looks import colour_of, place_of, title_of
 from fsl_sage.errors import InputError
 from fsl_sage.problems.score import ACCURACY, Score
 from fsl_sage.records.activity_file import ACTIVITY
+from fsl_sage.records.config_file import score_in
 from fsl_sage.records.pace import time_left
-from fsl_sage.records.run_directory import LEDGER_HEADER, RunDirectory, score_in
+from fsl_sage.records.run_directory import LEDGER_HEADER, RunDirectory
 from fsl_sage.report.options import heterogeneity, written_options
 from fsl_sage.watch.growing import Growing, small_json, small_text
 from fsl_sage.wire.ledger import NOT_IN_PAPER
