@@ -1,5 +1,6 @@
 """The pieces of the Ray engine that need no cluster: tensors as arrays, placement."""
 
+import pickle
 import sys
 
 import pytest
@@ -12,12 +13,16 @@ pytest.importorskip("ray")
 import ray
 
 from fsl_sage.config import Config
-from fsl_sage.engines.ray import cluster
+from fsl_sage.engines.base import Setup
+from fsl_sage.engines.ray import actors, cluster
 from fsl_sage.engines.ray.arrays import pack, to_device, unpack
 from fsl_sage.engines.ray.cluster import Crew, lay_out
 from fsl_sage.engines.ray.engine import RayEngine, longest_first, share_out
+from fsl_sage.engines.worker import _score
 from fsl_sage.errors import InputError
 from fsl_sage.experiment import run
+from fsl_sage.experiment.setup import make_setup
+from fsl_sage.roles.work import Workbench
 from fsl_sage.wire.message import Smashed
 
 # Tensors as arrays
@@ -127,3 +132,94 @@ def test_an_engine_that_was_closed_leaves_alone_what_was_started_since(monkeypat
     engine.close()
     engine.close()
     assert asked == ["worker", "server", "cluster"]
+
+
+# What the processes hold
+
+
+class Reference:
+    """Stands for an object of the store, here the setup itself."""
+
+    def __init__(self, setup):
+        self.setup = setup
+
+    def hex(self):
+        return str(id(self.setup))
+
+
+@pytest.fixture
+def stored(monkeypatch):
+    """What `ray.get` gives is a new object every time, as from the store."""
+    monkeypatch.setattr(actors.ray, "get", lambda reference: pickle.loads(pickle.dumps(reference.setup)))
+    monkeypatch.setattr(actors.ray, "get_gpu_ids", list)
+    monkeypatch.setattr(actors, "carry_tensors_as_arrays", lambda: None)
+    return Reference
+
+
+def kept_by(actor):
+    """The parts whose modules or weights an actor still has, wherever it keeps them."""
+    parts, waiting, seen = set(), [vars(actor)], set()
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen or isinstance(value, Reference):
+            continue
+        seen.add(id(value))
+        if isinstance(value, Workbench):
+            parts |= set(value.slots)
+        elif isinstance(value, Setup):
+            parts |= {*value.modules, *value.initial, *(part for own in value.at_cut.values() for part in own)}
+        elif isinstance(value, dict):
+            waiting += value.values()
+        elif type(value).__module__.startswith(("fsl_sage.engines", "fsl_sage.roles")) and hasattr(value, "__dict__"):
+            waiting.append(vars(value))
+    return parts
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "held"),
+    [("fsl-sage", {"client", "auxiliary"}), ("splitfed-ss", {"client"}), ("fedavg", {"client", "server"})],
+)
+def test_a_worker_that_trains_has_the_parts_of_a_client_alone(tiny, stored, algorithm, held):
+    """The others come with a job, such as the evaluation, and go with the next round."""
+    setup = make_setup(tiny(algorithm=algorithm))
+    worker = actors.WorkerActor()
+    worker.prepare([stored(setup)])
+    assert kept_by(worker) == held
+    scored = worker.call(_score, {part: setup.initial[part] for part in ("client", "server")}, 0)
+    here = _score(Workbench(setup.modules), setup.settings, setup.initial, 0)
+    assert all(torch.equal(torch.as_tensor(scored[name]), torch.as_tensor(here[name])) for name in here)
+    assert kept_by(worker) >= {"client", "server"}
+    common = (setup.initial, {}, frozenset(), None)
+    if setup.algorithm.waits:
+        worker.begin(0, [0], common, {}, {})
+    else:
+        worker.whole_round(0, 0, FakeServer(), common, {}, {})
+    assert kept_by(worker) == held
+
+
+class FakeServer:
+    """Takes whatever it is sent."""
+
+    def __getattr__(self, name):
+        return self
+
+    def options(self, **options):
+        return self
+
+    def remote(self, *arguments):
+        return Reference(None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "held"),
+    [
+        ({}, {"server", "auxiliary"}),
+        ({"algorithm": "adaptsfl", "cuts": ("block1", "block2", "block3")}, {"server", "client"}),
+    ],
+)
+def test_the_s_servers_process_has_its_own_part_and_the_auxiliary(tiny, stored, changes, held):
+    """Where clients have cuts of their own it has layers of the client part too, as x_s has."""
+    server = actors.ServerActor()
+    setup = make_setup(tiny(**changes))
+    server.prepare(setup, [stored(setup)], [])
+    assert kept_by(server) == held | ({"block1", "block2", "block3"} if "cuts" in changes else set())

@@ -1,7 +1,7 @@
 """What an engine does: it runs the roles and carries their messages. It does not know which algorithm it runs."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
@@ -50,6 +50,15 @@ class Setup:
         own = self.at_cut[self.cuts[client]] if self.cuts else self.modules
         return {part: own[part] for part in self.algorithm.holds}
 
+    def only(self, parts: Collection[str]) -> "Setup":
+        """The same with these parts of the model alone, for a process that needs no others."""
+        return replace(
+            self,
+            modules=_chosen(self.modules, parts),
+            initial=_chosen(self.initial, parts),
+            at_cut={cut: _chosen(own, parts) for cut, own in self.at_cut.items()},
+        )
+
     def initial_of(self, client: int, part: str) -> Tensors:
         """The initial weights of a part that a client holds."""
         if not self.cuts:
@@ -63,6 +72,10 @@ class Setup:
             return {"server": self.modules["server"]}
         servers = {cut: parts["server"] for cut, parts in self.at_cut.items()}
         return {"server": next(iter(servers.values())), **servers}
+
+
+def _chosen(own: Mapping[str, Any], parts: Collection[str]) -> dict[str, Any]:
+    return {part: value for part, value in own.items() if part in parts}
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import ray
 import torch
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
-from torch import Tensor
+from torch import Tensor, nn
 
 from fsl_sage.devices import pick_device
 from fsl_sage.engines.base import ClientError, Delivery, LostError, Outcome, Replies, Setup, Uploads
@@ -35,20 +35,26 @@ clients these weights are new after an absence, and whose first step is measured
 
 
 class WorkerActor:
-    """A worker in a process of its own. Client states come with each call and go back: it may die at any time."""
+    """A worker in a process of its own. Client states come with each call and go back: it may die at any time.
+
+    While clients train here it has the parts that a client holds. The other parts stay in the object store until there
+    is a job for them, such as the evaluation, and go when the next client comes.
+    """
 
     def __init__(self) -> None:
         # Ray starts a dead worker again, but cannot be relied on to give it the setup again.
         self._prepared: Worker | None = None
-        self._setup = ""
+        self._setup: ray.ObjectRef | None = None
+        self._all_parts: Workbench | None = None
         self._conversations: dict[int, Conversation] = {}
         self._outcomes: dict[int, Outcome | ClientError] = {}
 
     def prepare(self, setup: list[ray.ObjectRef]) -> None:
         """Must be called first in a run, and again after the worker has died. Fetches the setup if it is not here."""
-        if self._setup != setup[0].hex():
-            self._prepared = Worker(settle(ray.get(setup[0])))
-            self._setup = setup[0].hex()
+        if self._setup is None or self._setup.hex() != setup[0].hex():
+            whole: Setup = ray.get(setup[0])
+            self._prepared = Worker(settle(whole.only(whole.algorithm.holds)))
+            self._setup, self._all_parts = setup[0], None
 
     @property
     def _worker(self) -> Worker:
@@ -66,6 +72,7 @@ class WorkerActor:
         self, t: int, id: int, server: ActorHandle | None, common: Common, mail: Mapping[str, Tensors], state: Tensors
     ) -> tuple[Update | ClientError, Tensors | None]:
         """Play a client's round. Its uploads go to the S-server while it runs."""
+        self._all_parts = None
         line = Line(server, t, id)
         delivery = self._delivery(common, {id: mail} if mail else {})
         outcome = self._worker.whole_round(t, id, self._own(state), delivery, line.send)
@@ -76,6 +83,7 @@ class WorkerActor:
 
     def begin(self, t: int, ids: Sequence[int], common: Common, mail: Mapping[int, Any], *states: Tensors) -> None:
         """Prepare the rounds of these clients."""
+        self._all_parts = None
         delivery = self._delivery(common, mail)
         self._conversations = {
             id: self._worker.converse(t, id, self._own(state), delivery) for id, state in zip(ids, states, strict=True)
@@ -95,9 +103,12 @@ class WorkerActor:
         return _apart(self._outcomes.pop(id))
 
     def call(self, job: Job, shared: Any, item: Any) -> Any:
-        """Run any job with this worker's modules."""
+        """Any job, with the modules of all parts."""
+        settings = self._worker.setup.settings
         shared, item = to_device((shared, item), self._device)
-        return job(self._worker.workbench, self._worker.setup.settings, shared, item)
+        if self._all_parts is None:
+            self._all_parts = Workbench(_on(self._device, ray.get(self._setup).modules))
+        return job(self._all_parts, settings, shared, item)
 
     def _delivery(self, common: Common, mail: Mapping[int, Any]) -> Delivery:
         received, extra, renewed, measured = common
@@ -147,8 +158,12 @@ class ServerActor:
     """The S-server in a process of its own, with one thread that learns and one that takes uploads in."""
 
     def prepare(self, setup: Setup, reference: list[ray.ObjectRef], workers: Sequence[ActorHandle]) -> None:
-        """Must be called first in a run."""
-        setup = settle(setup)
+        """To be called first in a run. It keeps x_s, and the auxiliaries that it aligns.
+
+        The client part is elsewhere, but where clients have cuts of their own: there x_s has layers of it too.
+        """
+        held = ("server", "auxiliary", "client") if setup.cuts else ("server", "auxiliary")
+        setup = settle(setup.only(held))
         self._pool = Pool(workers, reference[0])
         self._here = Workbench(setup.modules)
         self._setup = setup
@@ -243,8 +258,12 @@ def settle(setup: Setup) -> Setup:
     device = pick_device(config.device.split(":")[0] if given or config.device != "auto" else "cpu")
     task = copy.copy(setup.settings.task)
     task.device = device
-    modules = {part: module.to(device) for part, module in setup.modules.items()}
-    at_cut = {cut: {part: x.to(device) for part, x in parts.items()} for cut, parts in setup.at_cut.items()}
+    modules = _on(device, setup.modules)
+    at_cut = {cut: _on(device, parts) for cut, parts in setup.at_cut.items()}
     settings = replace(setup.settings, device=device, task=task)
     initial = to_device(setup.initial, device)
     return replace(setup, settings=settings, modules=modules, initial=initial, at_cut=at_cut)
+
+
+def _on(device: torch.device, modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    return {part: module.to(device) for part, module in modules.items()}
