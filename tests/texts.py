@@ -59,7 +59,7 @@ def save_model(directory: Path, family: str, vocabulary: int, **changes: Any) ->
     from transformers import AutoConfig, AutoModelForCausalLM
 
     special = {"vocab_size": vocabulary, "bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0}
-    config = AutoConfig.for_model(family, **FAMILIES[family], **special, **changes)
+    config = AutoConfig.for_model(family, **{**FAMILIES[family], **special, **changes})
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config)

@@ -9,6 +9,7 @@ from fsl_sage.engines.local import LocalEngine
 from fsl_sage.errors import InputError, RunWarning
 from fsl_sage.experiment import Federation, client_cuts, cost, resume, run
 from fsl_sage.experiment.costs import run_cost
+from fsl_sage.experiment.cuts import cuts_of
 from fsl_sage.experiment.setup import make_setup
 from fsl_sage.problems.make import make_problem
 from fsl_sage.records.run_directory import RunDirectory
@@ -168,18 +169,33 @@ def test_what_is_evaluated_between_averages_is_what_an_average_would_give(tiny):
 
 def test_cuts_are_planned_by_memory(tiny):
     """More memory, a deeper cut that moves fewer bytes; too little is refused with what is needed."""
-    memories = {"algorithm": "adaptsfl", "batch_size": 16, "client_memories": ["3MB", "300MB", "1GB"]}
+    memories = {"algorithm": "adaptsfl", "batch_size": 16, "client_memories": ["1MB", "300MB", "1GB"]}
     with pytest.warns(RunWarning, match="Cuts planned by the clients' memories: client 0 at"):
         setup = make_setup(config := tiny(**memories))
-    points = {point.name: point for point in client_cuts._points(config, make_problem(config))}
-    for client, limit in enumerate((3e6, 3e8, 1e9)):
-        chosen = points[setup.cuts[client]]
-        assert chosen.client_memory <= limit
-        fitting = [point for point in points.values() if point.client_memory <= limit]
-        assert client_cuts.moved(chosen, 50) == min(client_cuts.moved(point, 50) for point in fitting)
+    candidates = {each.point.name: each for each in client_cuts._candidates(config, make_problem(config))}
+    for client, limit in enumerate((1e6, 3e8, 1e9)):
+        chosen = candidates[setup.cuts[client]]
+        assert chosen.step.memory <= limit
+        fitting = [each.point for each in candidates.values() if each.step.memory <= limit]
+        assert client_cuts.moved(chosen.point, 50) == min(client_cuts.moved(point, 50) for point in fitting)
     assert setup.cuts[0] != setup.cuts[1] == setup.cuts[2]
     with pytest.raises(InputError, match="No cut fits the 10 kB of client 2: a step needs at least"):
         make_setup(tiny(algorithm="adaptsfl", client_memories=["3MB", "3MB", "10kB"]))
+
+
+def test_memories_are_planned_as_cuts_plans_them_and_as_runs_measure_them(tiny):
+    """A client gets a cut if its memory is what a step takes there, and another if it is a byte less."""
+    config = tiny(algorithm="adaptsfl", batch_size=16, model={"cut": "head.avgpool", "auxiliary": "full"})
+    (row,) = [row for row in cuts_of(config) if row.point.name == "head.avgpool"]
+    measured = run(config).metrics[0]
+    needs = row.client.memory
+    assert needs == pytest.approx(measured["client_static_bytes"] + measured["client_working_bytes"], rel=0.1)
+    with pytest.warns(RunWarning, match="Cuts planned"):
+        cuts = make_setup(
+            tiny(algorithm="adaptsfl", batch_size=16, client_memories=[f"{needs}B", f"{needs - 1}B", "1GB"])
+        ).cuts
+    assert cuts[0] == "head.avgpool"
+    assert cuts[1] != "head.avgpool"
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,13 @@
 """What `cuts` says that a step takes, against what a run measures."""
 
+import json
 from dataclasses import asdict, replace
 
 import pytest
 
 from fsl_sage.algorithms import resolve
 from fsl_sage.algorithms.fsl_sage import FSLSAGEOptions
-from fsl_sage.config import Config, DataConfig, ModelConfig
+from fsl_sage.config import Config, DataConfig, ModelConfig, OptimizerConfig
 from fsl_sage.experiment.cuts import Limits, cuts_of
 from fsl_sage.experiment.planning import Planner, plan_of
 from fsl_sage.experiment.runs import run
@@ -15,7 +16,7 @@ from fsl_sage.problems.make import make_dry_problem
 from fsl_sage.problems.parts import META, build_model
 from fsl_sage.split import Analysis, AuxiliaryStates
 from tests.conftest import merge
-from tests.texts import save_all
+from tests.texts import WORDS, save_all, save_model, save_tokenizer
 
 BATCH = 16
 
@@ -77,6 +78,7 @@ def assert_close(pairs, rel):
         ("cse-fsl", "layer2"),
         ("fedavg", "layer2"),
         ("splitfed-ss", "layer1.1.bn1"),
+        ("heron-sfl", "layer2"),
     ],
 )
 def test_the_plan_of_resnet18_is_what_a_run_measures(both, algorithm, cut):
@@ -102,6 +104,51 @@ def test_what_does_not_fit_with_an_auxiliary_is_told():
     (row,) = [row for row in table if row.point.name == "layer2"]
     assert row.point.client_memory < 50e6 < row.client.memory < 51e6
     assert row.obstacles(Limits(client_memory=50e6)) == ["memory"]
+
+
+@pytest.fixture(scope="module")
+def language(tmp_path_factory):
+    """GPT-2 in small, with dropout as it comes, and texts of one length, a third of each a prompt."""
+    directory, prompt = tmp_path_factory.mktemp("language"), 15
+    words = WORDS.split()
+    drops = {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}
+    save_model(directory / "gpt2", "gpt2", 2000, **drops, n_embd=64, n_head=4)
+    save_tokenizer(directory / "gpt2")
+    texts = directory / "texts"
+    texts.mkdir()
+    for file, count in (("train", 16), ("test", 4)):
+        rows = ([words[2 + (place * row) % (len(words) - 2)] for place in range(47)] for row in range(1, count + 1))
+        lines = [{"prompt": " ".join(row[:prompt]), "completion": " ".join(row[prompt:])} for row in rows]
+        (texts / f"{file}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    data = DataConfig(name=f"jsonl:{texts}", sequence_length=100)
+    return Config(
+        clients=2,
+        rounds=1,
+        batch_size=8,
+        workers=1,
+        data=data,
+        model=ModelConfig(name=f"hf:{directory / 'gpt2'}", cut="transformer.h.0"),
+        optimizer=OptimizerConfig("adamw", lr=1e-3),
+    )
+
+
+@pytest.mark.parametrize("algorithm", ["fsl-sage", "cse-fsl", "splitfed-ss", "fedavg", "heron-sfl"])
+def test_the_plan_of_a_language_model_with_adapters_is_what_a_run_measures(language, tmp_path, algorithm):
+    """Also where a client's pass through the auxiliary has no dropout, and only completions are decoded."""
+    never = FSLSAGEOptions(align_rounds=(1,)) if algorithm == "fsl-sage" else None
+    config = resolve(replace(language, algorithm=algorithm, options=never, out=str(tmp_path / "run")))
+    (row,) = [row for row in cuts_of(config) if row.point.name == config.model.cut]
+    line = run(config).metrics[0]
+    steps = {"client": row.client, "server": row.server}
+    assert_close(
+        {
+            f"{role}_{name}": (value, line[f"{role}_{name}"])
+            for role, step in steps.items()
+            if step is not None
+            for name, value in asdict(step).items()
+        },
+        rel=0.05,
+    )
 
 
 def test_the_plan_of_a_step_on_texts_is_an_upper_bound(tiny, tmp_path):

@@ -109,9 +109,17 @@ def test_splitfed_ms_has_a_server_side_model_for_each_client(by_hand):
     assert of(result.metrics[0], "server")[0] == static
 
 
-def test_the_client_of_heron_sfl_keeps_nothing_for_a_backward_pass(by_hand):
+def test_the_client_of_heron_sfl_needs_a_pass_that_is_alive_and_two_vectors_as_long_as_its_weights(by_hand):
+    """It keeps nothing for a backward pass. But its second pass needs the direction, the weights as they were, and z.
+
+    The pass itself needs at most the convolution's output and that of ReLU.
+    """
     line = by_hand("heron-sfl").metrics[0]
-    assert of(line, "client") == (CLIENT + BEHIND, 0, 2 * (CONVOLUTION + FIRST + LAST))
+    batch = FLOAT * B * 3 * PIXELS + LABEL * B
+    z = FLOAT * B * CUT
+    loss = FLOAT  # the first one
+    working = batch + loss + z + 2 * (CLIENT + BEHIND) + 2 * z
+    assert of(line, "client") == (CLIENT + BEHIND, working, 2 * (CONVOLUTION + FIRST + LAST))
 
 
 def test_a_client_that_trains_by_sgd_has_no_moments(by_hand):

@@ -6,12 +6,15 @@ model on tensors without data; for an auxiliary, of the model without the blocks
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
 from fsl_sage.algorithms import make_algorithm
@@ -25,10 +28,12 @@ from fsl_sage.experiment.federation import draw_cohort
 from fsl_sage.experiment.setup import make_dry_setup
 from fsl_sage.models import is_language_model, is_trained_in_auxiliary
 from fsl_sage.optimizers import state_shapes
-from fsl_sage.problems.base import Batch, Problem, example_shapes
+from fsl_sage.problems.base import Batch, Problem, Task, example_shapes
 from fsl_sage.problems.parts import META
 from fsl_sage.roles.footprint import Footprint
 from fsl_sage.split import Analysis, AuxiliaryStates, SplitError, Step, training_step
+from fsl_sage.split.auxiliaries.recipe import Recipe
+from fsl_sage.split.trace.skeleton import set_tensor, tensor_leaves
 from fsl_sage.wire.ledger import Ledger
 from fsl_sage.wire.link import Link
 from fsl_sage.wire.message import Message, nbytes
@@ -41,7 +46,8 @@ class Event(NamedTuple):
 
     what: str
     """open: a forward pass with a graph; close: its backward pass; pass: a forward pass without one; step: of the
-    optimizers."""
+    optimizers; direction: one in the space of the weights; moved and back: between them there is a copy of the weights.
+    """
     part: str = ""
     samples: int = 0
     cut_gradient: bool = True
@@ -133,6 +139,16 @@ class _Client(DryClient):
         self._note("pass", part)
         return DryClient.forward(self, batch), torch.empty((), device="meta")
 
+    def direction(self) -> Tensor:
+        self._note("direction")
+        return super().direction()
+
+    @contextmanager
+    def moved(self, u: Tensor, by: float) -> Iterator[None]:
+        self._note("moved")
+        yield
+        self._note("back")
+
 
 class _SServer(DrySServer):
     """An S-server that writes down what it is asked up to its first optimizer step."""
@@ -217,11 +233,14 @@ class Planner:
         self._config = config
         self._analysis = analysis
         self._auxiliaries = auxiliaries
-        self._loss = _loss_of(config, problem)
-        self.step = training_step(analysis, loss=self._loss)
+        task = problem.make_task(config, META)
+        self._loss = _loss_of(config, task)
+        self._leave_out = task.leaves_out(config.batch_size)
+        self.step = self._step()
         """Of the whole model."""
         self._algorithm = make_algorithm(config)
-        self._steps: dict[tuple[str, ...], tuple[Step, str]] = {}
+        self._steps: dict[tuple[str, ...], tuple[Step, Step]] = {}
+        self._passes: dict[tuple[str, ...], Step] = {}
 
     def at(self, plan: Plan, cut: str) -> dict[str, Footprint]:
         """By role; nothing where this cut allows no such auxiliary."""
@@ -234,19 +253,23 @@ class Planner:
         return {"client": client, "server": self._server(plan, cut)}
 
     def _client(self, events: Sequence[Event], cut: str) -> Footprint:
-        holds, trains = self._algorithm.holds, self._algorithm.trained_in(0)
+        holds, trains, inputs = self._algorithm.holds, self._algorithm.trained_in(0), self._analysis.inputs.leaves
         behind = "auxiliary" if "auxiliary" in holds else "server"
-        step, extra = self.step, 0
+        front = back = self.step
         if behind == "auxiliary":
-            step, last = self._step_without(cut, trained="auxiliary" in trains)
-            extra = 0 if "auxiliary" in trains else step.weight_flops(cut, last)
-        costs = {"client": _front(step, cut), behind: _behind(step, cut, extra)}
-        shared = costs["client"].kept + costs[behind].kept - step.all_kept()
+            front, back = self._steps_without(cut, trained="auxiliary" in trains)
+        costs = {"client": _front(front, cut), behind: _behind(back, cut)}
+        if any(event.what == "pass" for event in events):
+            crosses = sum(tensor.nbytes for tensor in self._analysis.boundary(cut))
+            costs = _with_passes(costs, behind, self._pass_of(cut, behind).most_alive(cut), crosses)
+        shared = back.client_kept(cut) + back.server_kept(cut) - back.all_kept()
         stepped = any(event.what == "step" for event in events)
         parts = {part: self._tensors(part, cut) for part in holds}
-        trained = [tensor for part in holds if part in trains and stepped for tensor in _trained(parts[part])]
-        static = _bytes(tensor for tensors in parts.values() for tensor in tensors.values()) + self._training(trained)
-        return _played(events, costs, shared, self._config.batch_size, static)
+        trained = [tensor for part in holds if part in trains for tensor in _trained(parts[part])]
+        static = _bytes(tensor for tensors in parts.values() for tensor in tensors.values())
+        static += self._training(trained) if stepped else 0
+        sizes = _Sizes(self._config.batch_size, _bytes(tensor_leaves(inputs)), sum(x.nbytes for x in trained))
+        return _played(events, costs, shared, sizes, static)
 
     def _server(self, plan: Plan, cut: str) -> Footprint:
         tensors = self._tensors("server", cut)
@@ -257,7 +280,7 @@ class Planner:
             buffers = sum(tensor.nbytes for tensor in tensors.values() if not isinstance(tensor, nn.Parameter))
             copy = self._training(trained) + buffers
             static = held + plan.copies * copy + gradients
-        return _played(plan.server, {"server": _behind(self.step, cut)}, 0, self._config.batch_size, static)
+        return _played(plan.server, {"server": _behind(self.step, cut)}, 0, _Sizes(self._config.batch_size), static)
 
     def _tensors(self, part: str, cut: str) -> dict[str, Tensor]:
         """All that a part holds; an auxiliary's weights that only it trains are marked as such."""
@@ -279,33 +302,76 @@ class Planner:
         counters = 0 if optimizer.name == "sgd" else 4 * len(trained)
         return nbytes(weights) + nbytes(state_shapes(optimizer.name, weights, optimizer.momentum)) + counters
 
-    def _step_without(self, cut: str, *, trained: bool) -> tuple[Step, str]:
-        """A step of the client's part and the auxiliary: of the model without what the auxiliary leaves out.
+    def _step(self, prepare: Callable[[nn.Module], None] | None = None, *, graph: bool = True) -> Step:
+        def prepared(model: nn.Module) -> None:
+            self._leave_out(model)
+            if prepare is not None:
+                prepare(model)
 
-        One step serves all cuts whose auxiliaries leave out the same. Where clients do not train the auxiliary, its
-        weights are frozen from the last of these cuts on, which is returned too.
+        return training_step(self._analysis, prepared, self._loss, graph=graph)
+
+    def _steps_without(self, cut: str, *, trained: bool) -> tuple[Step, Step]:
+        """Steps of the client's part and the auxiliary: of the model without what the auxiliary leaves out.
+
+        They serve all cuts whose auxiliaries leave out the same. Where clients do not train the auxiliary, its weights
+        are frozen from the last of these cuts on in the first step, which so tells all of what comes before a cut, and
+        from the first cut on in the second one, which tells all of what comes behind.
         """
         recipe = self._auxiliaries.recipe(cut)
         left_out = tuple(call.name for call in recipe.left_out)
         if left_out not in self._steps:
-            last = [name for name in self._analysis.cut_names if self._leaves_out(name) == left_out][-1]
-            state = {name: self._opened(name, tensor) for name, tensor in self._auxiliaries.at(last).items()}
-
-            def prepare(model: nn.Module) -> None:
-                recipe.leave_out(model)
-                recipe.make_linears(model)
-                for name, weight in model.named_parameters():
-                    if name in state:
-                        weight.requires_grad_(trained and state[name].requires_grad)
-
-            self._steps[left_out] = training_step(self._analysis, prepare, self._loss), last
+            cuts = [name for name in self._analysis.cut_names if self._leaves_out(name) == left_out]
+            # Only where something before it is trained does a gradient come back to a cut.
+            cuts = [name for name in cuts if _trained(self._tensors("client", name))] or cuts
+            taken = {
+                place: self._step(partial(self._made_small, recipe, place, trained)) for place in {cuts[-1], cuts[0]}
+            }
+            self._steps[left_out] = taken[cuts[-1]], taken[cuts[0]]
         return self._steps[left_out]
+
+    def _made_small(self, recipe: Recipe, cut: str, trained: bool, model: nn.Module) -> None:
+        """Leave out what an auxiliary leaves out; behind the cut train what clients train of it, or nothing."""
+        _shorten(model, recipe)
+        state = {name: self._opened(name, tensor) for name, tensor in self._auxiliaries.at(cut).items()}
+        for name, weight in list(model.named_parameters(remove_duplicate=False)):
+            if name not in state:
+                continue
+            learns = trained and state[name].requires_grad
+            if learns and not weight.requires_grad:  # not the weight of the model that it may be tied to
+                weight = nn.Parameter(weight.detach().clone())
+                set_tensor(model, name, weight)
+            weight.requires_grad_(learns)
+        if not trained:  # its pass is one with batch statistics and without dropout
+            for module in self._modules_behind(cut, model):
+                module.training = isinstance(module, _BatchNorm)
+
+    def _modules_behind(self, cut: str, model: nn.Module) -> Iterator[nn.Module]:
+        """The modules of a copy of the model that run behind a cut as a whole."""
+        returned = self.step.returned
+        for name, module in model.named_modules():
+            if returned.get(name, 0) > returned[cut] and not cut.startswith(f"{name}."):
+                yield module
+
+    def _pass_of(self, cut: str, behind: str) -> Step:
+        """A forward pass without a graph, of the client's part and what is behind it."""
+        recipe = self._auxiliaries.recipe(cut) if behind == "auxiliary" else None
+        key = () if recipe is None else tuple(call.name for call in recipe.left_out)
+        if key not in self._passes:
+            prepare = None if recipe is None else partial(_shorten, recipe=recipe)
+            self._passes[key] = self._step(prepare, graph=False)
+        return self._passes[key]
 
     def _leaves_out(self, cut: str) -> tuple[str, ...] | None:
         try:
             return tuple(call.name for call in self._auxiliaries.recipe(cut).left_out)
         except SplitError:
             return None
+
+
+def _shorten(model: nn.Module, recipe: Recipe) -> None:
+    """Leave out of a model what an auxiliary leaves out."""
+    recipe.leave_out(model)
+    recipe.make_linears(model)
 
 
 class _Cost(NamedTuple):
@@ -316,6 +382,20 @@ class _Cost(NamedTuple):
     backward: int
     without_cut_gradient: int
     """The FLOPs of the backward pass, if nobody asks for the gradient of the cut."""
+    alive: int = 0
+    """The most bytes alive in a forward pass without a graph, beside what has crossed the cut."""
+    left: int = 0
+    """What it leaves alive: of the client's part, what crosses."""
+
+
+class _Sizes(NamedTuple):
+    """What a role's step works on."""
+
+    batch: int
+    inputs: int = 0
+    """Bytes of the inputs of a batch."""
+    weights: int = 0
+    """Bytes of the weights that the role trains."""
 
 
 def _front(step: Step, cut: str) -> _Cost:
@@ -324,31 +404,48 @@ def _front(step: Step, cut: str) -> _Cost:
     return _Cost(step.client_kept(cut), forward, backward, backward)
 
 
-def _behind(step: Step, cut: str, extra: int = 0) -> _Cost:
-    """`extra` are FLOPs of gradients that nobody asks for."""
+def _behind(step: Step, cut: str) -> _Cost:
     forward = sum(step.flops[step.returned[cut] : step.loss_at])
-    both, less = (step.server_flops(cut, cut_gradient=wanted) - forward - extra for wanted in (True, False))
+    both, less = (step.server_flops(cut, cut_gradient=wanted) - forward for wanted in (True, False))
     return _Cost(step.server_kept(cut), forward, both, less)
 
 
-def _played(events: Iterable[Event], costs: Mapping[str, _Cost], shared: int, batch: int, static: int) -> Footprint:
-    """The peak of what graphs keep, and the sum of all operations."""
+def _with_passes(costs: Mapping[str, _Cost], behind: str, alive: tuple[int, int], crosses: int) -> dict[str, _Cost]:
+    """The costs with what forward passes without a graph need: the most before and behind the cut, and what crosses."""
+    client, other = costs["client"], costs[behind]
+    return {
+        "client": client._replace(alive=alive[0], left=crosses),
+        behind: other._replace(alive=alive[1] - crosses),
+    }
+
+
+def _played(events: Sequence[Event], costs: Mapping[str, _Cost], shared: int, sizes: _Sizes, static: int) -> Footprint:
+    """The peak of what is needed beside the weights, and the sum of all operations."""
     kept = peak = flops = 0
+    if any(event.what == "pass" for event in events):
+        kept = sizes.inputs
     opened: list[str] = []
     for event in events:
-        cost, share = costs.get(event.part), event.samples / batch
+        if event.what in ("direction", "moved", "back"):
+            # A direction is made of a vector as long that is not yet of length 1.
+            kept += -sizes.weights if event.what == "back" else sizes.weights
+            peak = max(peak, kept + (sizes.weights if event.what == "direction" else 0))
+        cost, share = costs.get(event.part), event.samples / sizes.batch
         if cost is None:
             continue
         if event.what == "close":
             opened.remove(event.part)
             flops += int((cost.backward if event.cut_gradient else cost.without_cut_gradient) * share)
             kept -= int(cost.kept * share) - (shared if opened else 0)
-        else:
-            flops += int(cost.forward * share)
-            if event.what == "open":
-                kept += int(cost.kept * share) - (shared if opened else 0)
-                peak = max(peak, kept)
-                opened.append(event.part)
+            continue
+        flops += int(cost.forward * share)
+        if event.what == "open":
+            kept += int(cost.kept * share) - (shared if opened else 0)
+            peak = max(peak, kept)
+            opened.append(event.part)
+        elif event.what == "pass":
+            peak = max(peak, kept + int(cost.alive * share))
+            kept += int(cost.left * share)
     return Footprint(static, peak, flops)
 
 
@@ -361,12 +458,11 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.nbytes for tensor in {id(tensor): tensor for tensor in tensors}.values())
 
 
-def _loss_of(config: Config, problem: Problem) -> Callable[[Any], Tensor]:
+def _loss_of(config: Config, task: Task) -> Callable[[Any], Tensor]:
     """The task's loss of outputs without data, for targets of the right shapes.
 
     A task may pick what counts by values, as that of texts does; then it is an entropy of everything.
     """
-    task = problem.make_task(config, META)
     (indices,) = example_shapes([config.batch_size])
 
     def loss(output: Any) -> Tensor:

@@ -6,7 +6,7 @@ the end of it, in smashed data and target, must change no loss: so alignment may
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -79,6 +79,10 @@ class Task(ABC):
             target: The target. A task may skip outputs that the loss ignores.
         """
         return behind(*z)
+
+    def leaves_out(self, samples: int) -> Callable[[nn.Module], None]:
+        """What lets a whole model compute as little as `output` asks for, in shapes, of a batch of so many examples."""
+        return lambda model: None
 
     @abstractmethod
     def loss(self, output: Any, target: Mapping[str, Tensor]) -> Tensor:

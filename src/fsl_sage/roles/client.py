@@ -114,9 +114,10 @@ class Client(ClientRole):
     def infer(self, batch: Batch, part: str) -> tuple[Smash, Any]:
         """z_f, and what a part behind the cut gives for it: in evaluation mode, without a graph."""
         client, behind = (self._parts[name].module().eval() for name in ("client", part))
-        z = self._smashed(client, batch)
-        with self._settings.passes.autocast():
-            return z, behind(*z)
+        with self.meter.without_graph(batch.inputs):
+            z = self._smashed(client, batch)
+            with self._settings.passes.autocast():
+                return z, behind(*z)
 
     def task_loss(self, output: Any, target: Mapping[str, Tensor]) -> Tensor:
         """The task's mean loss of an output, with its graph. It counts in the metrics."""
@@ -198,6 +199,7 @@ class Client(ClientRole):
         """z_f and the loss through a part behind the cut, in training mode, without a graph."""
         task, passes, behind = self._settings.task, self._settings.passes, self._parts[part].module().train()
         with ExitStack() as stack:
+            stack.enter_context(self.meter.without_graph(batch.inputs, batch.target))
             for module in () if leaves_trace else (self._parts["client"].module(), behind):
                 stack.enter_context(untouched_statistics(module))
             z = self.forward(batch)
@@ -212,14 +214,16 @@ class Client(ClientRole):
         """u, a random direction of length 1 over all weights that this client trains, [d]: one for each step."""
         weights = self._weights()
         draw = generator(self._settings.config.seed, "direction", self.id, self.round, self.step_index)
-        normal = torch.randn(sum(weight.numel() for weight in weights), generator=draw, dtype=torch.float32)
-        normal = normal.to(weights[0])  # in float32, so that it is the same for every precision
-        return normal / torch.linalg.vector_norm(normal)
+        with self.meter.without_graph():
+            normal = torch.randn(sum(weight.numel() for weight in weights), generator=draw, dtype=torch.float32)
+            normal = normal.to(weights[0])  # in float32, so that it is the same for every precision
+            return normal / torch.linalg.vector_norm(normal)
 
     @contextmanager
     def moved(self, u: Tensor, by: float) -> Iterator[None]:
         """Within it the weights are moved along u; afterwards they are what they were, to the bit."""
-        before = [weight.detach().clone() for weight in self._weights()]
+        with self.meter.without_graph():
+            before = [weight.detach().clone() for weight in self._weights()]
         self.move(u, by)
         try:
             yield
@@ -233,8 +237,9 @@ class Client(ClientRole):
         """Move the weights along u for good."""
         weights = self._weights()
         pieces = torch.split(u, [weight.numel() for weight in weights])
-        for weight, piece in zip(weights, pieces, strict=True):
-            weight.add_(by * piece.view(weight.shape))
+        with self.meter.without_graph():
+            for weight, piece in zip(weights, pieces, strict=True):
+                weight.add_(by * piece.view(weight.shape))
 
     def _weights(self) -> list[nn.Parameter]:
         """All weights that this client trains, part by part."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils import _pytree as pytree
 
 from fsl_sage.models.flops import FlopCounter
 from fsl_sage.roles.replica import Replica
@@ -20,7 +23,8 @@ class Footprint:
     static_bytes: int
     """Weights and buffers, gradients, and what the optimizers remember."""
     working_bytes: int
-    """The most that autograd keeps for backward passes at any one time of the step, without the weights."""
+    """The most that the step needs at one moment beside the weights: what autograd keeps for backward passes, and of a
+    pass without a graph all that is alive."""
     step_flops: int
     """Floating-point operations: see `fsl_sage.models.flops`."""
 
@@ -41,11 +45,13 @@ class Meter:
         self.gradient_bytes = 0
         """Bytes of the gradients with which the step's optimizers worked."""
         self.working_bytes = 0
-        self._flops = FlopCounter()
+        self._operations = _Operations()
         self._state = "before"
         self._now = 0
         self._counts: dict[int, int] = {}
-        """By storage, how often autograd keeps it now."""
+        """By storage, how often it is needed now: kept by autograd, or alive without a graph."""
+        self._alive: dict[int, weakref.ref[Any]] = {}
+        """The storages that were made or given without a graph and are not freed."""
         self._static: dict[int, Tensor] = {}
         self._stack: ExitStack | None = None
 
@@ -87,7 +93,25 @@ class Meter:
     @property
     def flops(self) -> int:
         """Floating-point operations of the step so far."""
-        return self._flops.flops
+        return self._operations.flops
+
+    @contextmanager
+    def without_graph(self, *inputs: Any) -> Iterator[None]:
+        """While a pass runs that records no graph: what it makes counts from then on as long as it is alive.
+
+        Args:
+            inputs: Tensors, alone or in mappings and sequences, that the pass needs too.
+        """
+        if self._state != "within":
+            yield
+            return
+        for tensor in _tensors_in(inputs):
+            self._made(tensor)
+        before, self._operations.tell = self._operations.tell, self._made
+        try:
+            yield
+        finally:
+            self._operations.tell = before
 
     def holds(self, tensors: Iterable[Tensor]) -> None:
         """Count these tensors among those that the role holds."""
@@ -103,24 +127,55 @@ class Meter:
 
     def _enter(self) -> None:
         assert self._stack is not None
-        self._stack.enter_context(self._flops)
+        self._stack.enter_context(self._operations)
         self._stack.enter_context(saved_tensors_hooks(self._kept, _Kept.tensor_of))
 
     def _kept(self, tensor: Tensor) -> _Kept:
         key = _storage(tensor)
         if key in self._static:
             return _Kept(tensor, None, 0)
+        self._need(key, tensor)
+        return _Kept(tensor, self, key)
+
+    def _made(self, tensor: Tensor) -> None:
+        key = _storage(tensor)
+        if key in self._static or key in self._alive:
+            return
+        self._need(key, tensor)
+        size = tensor.untyped_storage().nbytes()
+
+        def freed(_: Any) -> None:
+            del self._alive[key]
+            self._let_go(key, size)
+
+        self._alive[key] = weakref.ref(tensor.untyped_storage(), freed)
+
+    def _need(self, key: int, tensor: Tensor) -> None:
         if not self._counts.get(key):
             self._now += tensor.untyped_storage().nbytes()
             self.working_bytes = max(self.working_bytes, self._now)
         self._counts[key] = self._counts.get(key, 0) + 1
-        return _Kept(tensor, self, key)
 
-    def _let_go(self, key: int, tensor: Tensor) -> None:
+    def _let_go(self, key: int, size: int) -> None:
         self._counts[key] -= 1
         if not self._counts[key]:
             del self._counts[key]
-            self._now -= tensor.untyped_storage().nbytes()
+            self._now -= size
+
+
+class _Operations(FlopCounter):  # type: ignore[no-untyped-call]
+    """Counts operations, and tells what they make where that is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tell: Callable[[Tensor], None] | None = None
+
+    def note(self, flops: int, operation: Any, result: Any) -> None:
+        """One operation more."""
+        super().note(flops, operation, result)
+        if self.tell is not None:
+            for tensor in _tensors_in(result):
+                self.tell(tensor)
 
 
 class _Kept:
@@ -135,7 +190,7 @@ class _Kept:
 
     def __del__(self) -> None:
         if self.meter is not None:
-            self.meter._let_go(self.key, self.tensor)
+            self.meter._let_go(self.key, self.tensor.untyped_storage().nbytes())
 
     @staticmethod
     def tensor_of(kept: _Kept) -> Tensor:
@@ -146,6 +201,10 @@ class _Kept:
 def _storage(tensor: Tensor) -> int:
     """The address of a tensor's storage."""
     return int(tensor.untyped_storage()._cdata)
+
+
+def _tensors_in(value: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def held_by(replicas: Iterable[Replica]) -> list[Tensor]:

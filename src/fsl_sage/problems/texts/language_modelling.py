@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -79,6 +79,23 @@ class LanguageModelling(Task):
         with _decoded_where(behind, target["mask"]):
             return behind(*z)
 
+    def leaves_out(self, samples: int) -> Callable[[nn.Module], None]:
+        """Decodes as many positions as can count in a batch of so many texts; all, where the texts are not known."""
+        if self.data is None:
+            return super().leaves_out(samples)
+        terms = self.data.train.most_learnt(samples, self.longest)
+
+        def pick(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            hidden, *rest = args
+            rows = hidden.flatten(0, -2)
+            return (rows[torch.arange(min(terms, len(rows)), device=rows.device)], *rest)
+
+        def prepare(model: nn.Module) -> None:
+            for decoder in _decoders(model):
+                decoder.register_forward_pre_hook(pick)
+
+        return prepare
+
     def loss(self, output: Any, target: Mapping[str, Tensor]) -> Tensor:
         """Mean cross entropy with label smoothing over the positions that count."""
         logits, labels = _learnt(output, target)
@@ -124,7 +141,7 @@ class LanguageModelling(Task):
 
     def _shapes(self, indices: Tensor) -> Batch:
         longest = self.longest
-        if self.data is not None:
+        if self.data is not None and not indices.is_meta:  # else it is not known which texts they are
             longest = min(longest, int(self.data.train.lengths[indices].max()))
         shape = (len(indices), longest - 1)
         kinds = (torch.int64, torch.int32, torch.bool)
@@ -139,13 +156,16 @@ def _decoded_where(behind: nn.Module, mask: Tensor) -> Iterator[None]:
         hidden, *rest = args
         return (hidden[mask] if hidden.shape[:-1] == mask.shape else hidden, *rest)
 
-    decoders = [module for name, module in behind.named_modules() if name.rpartition(".")[2] in DECODERS]
-    hooks = [decoder.register_forward_pre_hook(pick) for decoder in decoders if not mask.is_meta]
+    hooks = [decoder.register_forward_pre_hook(pick) for decoder in _decoders(behind) if not mask.is_meta]
     try:
         yield
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def _decoders(model: nn.Module) -> list[nn.Module]:
+    return [module for name, module in model.named_modules() if name.rpartition(".")[2] in DECODERS]
 
 
 def _learnt(output: Any, target: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,7 @@
 """Texts as a problem: what a language model should write."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +83,11 @@ class TextProblem(Problem):
         return self._sizes.example(batch, device)
 
     def largest_example(self, batch: int, device: torch.device | str) -> dict[str, Tensor]:
-        """As many tokens as a text may have."""
-        return self._sizes.largest_example(batch, device)
+        """As many tokens as the longest text has; as a text may have, where the texts are not known."""
+        if self.data is None:
+            return self._sizes.largest_example(batch, device)
+        longest = min(self._sizes.longest, int(self.data.train.lengths.max()))
+        return replace(self._sizes, longest=longest).largest_example(batch, device)
 
     def make_task(self, config: Config, device: torch.device) -> LanguageModelling:
         """The completions' tokens are learnt."""

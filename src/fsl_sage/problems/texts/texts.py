@@ -60,6 +60,11 @@ class Texts:
         learnt = (there & (place >= self.prompts[indices, None]))[:, 1:].contiguous()
         return tokens[:, :-1].to(torch.int64), tokens[:, 1:].masked_fill(~learnt, 0), learnt
 
+    def most_learnt(self, count: int, longest: int) -> int:
+        """The greatest number of tokens that are to be learnt in so many texts, each cut off after `longest` tokens."""
+        learnt = (self.lengths.clamp(max=longest) - self.prompts.clamp(min=1)).clamp(min=0)
+        return int(learnt.topk(min(count, len(learnt))).values.sum())
+
     def padded(self, indices: Tensor, length: int, padding: int) -> tuple[Tensor, Tensor]:
         """The texts at `indices`, of at most `length` tokens, padded on the right; and which tokens are theirs.
 

@@ -73,6 +73,14 @@ class AuxiliaryStates:
         """How the auxiliary of a cut is made: of the server's part, or of the whole model, which does the same."""
         return self._recipe(cut, self._server(cut))
 
+    def allows(self, cut: str) -> bool:
+        """Whether such an auxiliary can be made behind a cut."""
+        try:
+            self.recipe(cut)
+        except SplitError:
+            return False
+        return True
+
     def _server(self, cut: str) -> dict[str, Tensor]:
         parts, _ = self._analysis.parts([cut], tied="untie")
         return {name: self._saved[name] for name in parts["server"] if name in self._saved}

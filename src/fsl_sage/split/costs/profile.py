@@ -74,11 +74,6 @@ class Step:
         last = next((place for place in reversed(range(self._gradient_at(cut))) if self.flops[place]), 0)
         return behind - self.flops[last] // (2 if last in self.joint else 1)
 
-    def weight_flops(self, cut: str, later: str) -> int:
-        """Of the gradients of the weights of convolutions between two cuts."""
-        places = range(self._gradient_at(later), self._gradient_at(cut))
-        return sum(self.flops[place] // 2 for place in places if place in self.joint)
-
     def client_kept(self, cut: str) -> int:
         """Bytes that autograd keeps for what is before the cut."""
         return sum(each.bytes for each in self.kept.values() if each.first < self.kept_before[cut])
@@ -90,6 +85,11 @@ class Step:
     def all_kept(self) -> int:
         """Bytes that autograd keeps for both; what both sides keep counts once."""
         return sum(each.bytes for each in self.kept.values())
+
+    def most_alive(self, cut: str) -> tuple[int, int]:
+        """The most bytes alive in the forward pass, before the cut and behind it."""
+        before, behind = self.alive[: self.returned[cut]], self.alive[self.returned[cut] : self.loss_at]
+        return max(before, default=0), max(behind, default=0)
 
     def _gradient_at(self, cut: str) -> int:
         """The end of the step where no gradient reaches the cut: what comes before it is frozen."""
@@ -170,21 +170,29 @@ Loss = Callable[[Any], Tensor]
 """A scalar of a model's output."""
 
 
-def training_step(analysis: Analysis, prepare: Prepare | None = None, loss: Loss | None = None) -> Step:
-    """One forward and backward pass in training mode. The loss is the mean of the outputs, if no other is given.
+def training_step(
+    analysis: Analysis, prepare: Prepare | None = None, loss: Loss | None = None, *, graph: bool = True
+) -> Step:
+    """One forward and backward pass in training mode; without a graph, a forward pass alone.
 
     The step of a large model is not computed, unless its code looks at values.
+
+    Args:
+        analysis: The model and its inputs.
+        prepare: Changes a copy of the model before.
+        loss: Of the outputs; their mean, if it is not given.
+        graph: Whether autograd records the forward pass.
     """
     if analysis.is_large:
         try:
             # Tensors that have no data but a device, by which operations choose how they compute.
             fake = FakeTensorMode(allow_non_fake_inputs=True)
-            return _taken(analysis, lambda tensor: without_data(fake, tensor), fake, prepare, loss)
+            return _taken(analysis, lambda tensor: without_data(fake, tensor), fake, prepare, loss, graph=graph)
         except Exception:
             if analysis.on_meta:
                 raise
     with torch.random.fork_rng(devices=analysis.cuda_devices):
-        return _taken(analysis, _own, nullcontext(), prepare, loss)
+        return _taken(analysis, _own, nullcontext(), prepare, loss, graph=graph)
 
 
 def _taken(
@@ -193,6 +201,8 @@ def _taken(
     context: AbstractContextManager[Any],
     prepare: Prepare | None,
     loss: Loss | None,
+    *,
+    graph: bool,
 ) -> Step:
     model = skeleton(analysis.model, tensor)
     if not model.training:
@@ -207,10 +217,10 @@ def _taken(
         if prepare is not None:
             prepare(model)
         meter = _Meter(step, [*model.parameters(), *model.buffers()], tensor_leaves(leaves))
-        with torch.enable_grad(), meter, saved_tensors_hooks(meter.keep, lambda tensor: tensor):
+        with torch.set_grad_enabled(graph), meter, saved_tensors_hooks(meter.keep, lambda tensor: tensor):
             value = (loss or _mean)(model(*args, **kwargs))
             step.loss_at = len(step.flops)
-            if value.requires_grad:  # else all is frozen
+            if value.requires_grad:  # else all is frozen, or there is no graph
                 value.backward()  # type: ignore[no-untyped-call]
     return step
 
