@@ -2,6 +2,7 @@
 
 import copy
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -153,6 +154,7 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (weight_store, laying):
         monkeypatch.setattr(module, "CHUNK", 256)
     monkeypatch.setattr("fsl_sage.deploy.site.CHUNK", 256)
+    monkeypatch.setattr(laying, "IN_A_MESSAGE", 1024)
 
 
 @pytest.mark.usefixtures("large")
@@ -176,6 +178,96 @@ def test_large_weights_come_in_chunks_that_a_lost_message_does_not_lose(tmp_path
     deployment.run_directory = tmp_path / "second"
     deployment.serve(deployment.grid(tamper=lose))
     assert chunks == []
+
+
+def join_apart(deployment: Deployment, grid: Any, client: int) -> Path:
+    """A node with a disk of its own; returns where its states are."""
+    state = deployment.directory / f"state-{client}"
+    grid.join(client, deployment.sites[client], state, **deployment.node)
+    return state
+
+
+def sent_to(grid: Any, client: int, kind: str) -> int:
+    """How many messages of a kind a client's nodes got, those that are gone too."""
+    ids = {id for id, node in grid.nodes.items() if node.config["client"] == client} | grid.gone.get(client, set())
+    return sum(m.metadata.dst_node_id in ids and m.metadata.message_type == kind for m in grid.sent)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("large")
+def test_a_late_site_and_one_that_is_started_again_get_what_they_lack_and_take_part(tmp_path: Path) -> None:
+    """Texts, and a model whose frozen weights come in chunks. A node that is new has another id, and its disk."""
+    deployment = language(tmp_path, rounds=5)
+    grid = deployment.grid([])
+    join_apart(deployment, grid, 0)
+
+    def come_and_go(client: int, message: Any, reply: Any) -> Any:
+        kind = message.metadata.message_type, message.metadata.group_id
+        if kind == ("train", "0"):
+            join_apart(deployment, grid, 1)
+        if kind == ("train", "2") and client == 0:
+            old = min(grid.nodes)
+            grid.gone[0] = {old}
+            del grid.nodes[old]
+            join_apart(deployment, grid, 0)
+        return reply
+
+    grid.tamper = come_and_go
+    deployment.serve(grid)
+    # A new node is asked who it is when a round starts, without waiting for it.
+    assert [line["missing"] for line in deployment.metrics()] == [[1], [1], [], [0], []]
+    assert sent_to(grid, 1, "query.weights") > 2
+    before = sent_to(grid, 0, "query.weights")
+    old = next(iter(grid.gone[0]))
+    assert before == sum(m.metadata.dst_node_id == old and "weights" in m.metadata.message_type for m in grid.sent)
+    assert before > 2
+
+    # The run is the one in which they had been silent in these rounds.
+    absent = {("0", 1), ("1", 1), ("3", 0)}
+    federation, deployment.run_directory = deployment.run_directory, tmp_path / "silent"
+    deployment.states = tmp_path / "other-states"
+    silent = deployment.grid(tamper=lambda c, m, r: None if (m.metadata.group_id, c) in absent else r)
+    deployment.serve(silent, timeout=0.1)
+    assert_same_run(federation, deployment.run_directory)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("large")
+def test_frozen_weights_that_a_site_has_lost_come_again_and_a_lost_state_is_refused(tmp_path: Path) -> None:
+    deployment = language(tmp_path, rounds=4)
+    grid = deployment.grid([])
+    states = [join_apart(deployment, grid, client) for client in range(2)]
+
+    def lose(client: int, message: Any, reply: Any) -> Any:
+        kind = message.metadata.message_type, message.metadata.group_id
+        if kind == ("train", "0") and client == 1:
+            sorted((states[1] / "weights").iterdir())[0].unlink()
+        if kind == ("train", "2") and client == 1:
+            (own,) = states[1].glob("*/client-1")
+            shutil.rmtree(own)
+        return reply
+
+    grid.tamper = lose
+    deployment.serve(grid)
+    metrics = deployment.metrics()
+    assert [line["missing"] for line in metrics] == [[], [1], [], [1]]
+    assert "A frozen weight of this client is not in" in metrics[1]["failures"]["1"]
+    assert "does not have the client's state after round 2" in metrics[3]["failures"]["1"]
+
+
+@pytest.mark.usefixtures("large")
+def test_a_frozen_weight_that_was_damaged_on_a_sites_disk_is_noticed_before_a_run(tmp_path: Path) -> None:
+    deployment = language(tmp_path, rounds=1)
+    first = deployment.serve(deployment.grid())
+    damaged = sorted((deployment.states / "weights").iterdir())[0]
+    content = bytearray(damaged.read_bytes())
+    content[5] ^= 1
+    damaged.write_bytes(content)
+    deployment.run_directory = tmp_path / "second"
+    grid = deployment.grid()
+    second = deployment.serve(grid)
+    assert [m for m in grid.sent if m.metadata.message_type == "query.weights"]
+    assert_same_run(first.directory, second.directory)
 
 
 @pytest.mark.slow
@@ -305,6 +397,40 @@ def test_hostile_texts_are_rejected_with_the_reason(
     spoilt = RecordDict({ABOUT: content[ABOUT], TENSORS: pack(tensors)})
     with pytest.raises(RejectedError, match=reason):
         inspector.inspect(spoilt, 0, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("large")
+def test_after_hostile_texts_and_a_killed_server_the_model_is_as_if_neither_had_been(tmp_path: Path) -> None:
+    deployment = language(tmp_path, rounds=3, align_every=1)
+    killed: list[int] = []
+
+    class KilledError(BaseException):
+        pass
+
+    def hostile(client: int, message: Any, reply: Any) -> Any:
+        kind = message.metadata.message_type, message.metadata.group_id, client
+        if kind == ("train", "1", 0):
+            tensors = unpack(reply.content.array_records[TENSORS])
+            no_token(tensors, "upload/1")
+            reply.content[TENSORS] = pack(tensors)
+        if kind == ("train", "2", 1) and not killed:
+            killed.append(client)
+            raise KilledError
+        return reply
+
+    with pytest.raises(KilledError):
+        deployment.serve(deployment.grid(tamper=hostile))
+    grid = deployment.grid(tamper=hostile)
+    result = deployment.serve(grid)
+    assert not [m for m in grid.sent if m.metadata.message_type == "query.weights"], "the sites have them"
+    assert [line["missing"] for line in result.metrics] == [[], [0], []]
+    assert "it has tokens outside 0 to" in result.metrics[1]["rejected"]["0"]
+
+    deployment.run_directory, deployment.states = tmp_path / "silent", tmp_path / "other-states"
+    silent = deployment.grid(tamper=lambda c, m, r: None if (m.metadata.group_id, c) == ("1", 0) else r)
+    deployment.serve(silent, timeout=0.1)
+    assert_same_run(result.directory, deployment.run_directory)
 
 
 def test_splitfed_is_refused_for_texts_too(tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ class InProcessGrid:
     tamper: Reply = lambda client, message, reply: reply
     nodes: dict[int, Node] = field(default_factory=dict)
     sent: list[Message] = field(default_factory=list)
+    gone: dict[int, set[int]] = field(default_factory=dict)
+    """By client, the ids of nodes that a test has taken away."""
 
     def __post_init__(self) -> None:
         self._replies: dict[str, Message | None] = {}

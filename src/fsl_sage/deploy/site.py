@@ -84,6 +84,8 @@ class Site:
         """
         NodeState(self.place.state, run, self.client).save_foundation(block)
         wanted = {large.sha256: large for large in Foundation.unpack(block).large.values()}
+        for sha256 in wanted:
+            self.weights.drop_if_damaged(sha256)
         if self.place.model is not None:
             self._take_from_files(wanted)
         return [(x.sha256, number) for x in wanted.values() for number in self.weights.lacks(x.sha256, x.nbytes)]
@@ -191,8 +193,8 @@ class Site:
         path, size = self.weights.path(large.sha256), large.nbytes
         if not path.exists() or path.stat().st_size != size:
             raise InputError(
-                f"A frozen weight of this client is not in {path.parent}, or damaged: remove that directory, so that "
-                "it comes again with the next run."
+                f"A frozen weight of this client is not in {path.parent} any more, or damaged: it comes again before "
+                "the next round."
             )
         dtype = dtype_of(large.dtype)
         return torch.from_file(str(path), shared=False, size=size // dtype.itemsize, dtype=dtype).view(large.shape)

@@ -181,6 +181,7 @@ class FlowerEngine(Engine):
     ) -> Report | None:
         if isinstance(answer, str):
             self._note("failures", client, answer)
+            self._laying.forget(client)
             return None
         try:
             return self._inspector.inspect(answer.content, t, client, measured=client == measured)

@@ -16,8 +16,8 @@ from fsl_sage.engines.flower.foundation import Foundation, as_bytes
 from fsl_sage.engines.flower.weight_store import CHUNK, WEIGHTS, chunks_of
 from fsl_sage.wire.message import Tensors
 
-IN_A_MESSAGE = 2
-"""Chunks in a message."""
+IN_A_MESSAGE = 2**26
+"""Bytes of chunks: Flower starts a process at the site for every message."""
 TRIES = 5
 """A site that makes no progress after so many offers is left out of the round."""
 PATIENCE = 300.0
@@ -44,6 +44,10 @@ class Laying:
     def comes_first(self) -> bool:
         """Whether the foundation is sent before a client's first round, and not with it."""
         return bool(self._large)
+
+    def forget(self, client: int) -> None:
+        """Offer the foundation to a client once more: its site may have lost it."""
+        self._laid.discard(client)
 
     def send(self, nodes: Mapping[int, int], courier: Courier, timeout: float) -> dict[int, str]:
         """Send the foundation to the nodes of these clients that do not have it.
@@ -106,14 +110,29 @@ class Laying:
 
         A site that fails to take a message is asked again which chunks are missing.
         """
-        queues = {client: list(_in_messages(chunks)) for client, chunks in lacks.items()}
+        queues = {client: list(self._in_messages(chunks)) for client, chunks in lacks.items()}
         if queues:
-            most = max(len(chunks) for chunks in lacks.values())
-            self._tell(f"Sending frozen weights to {len(queues)} sites, {most * CHUNK / 1e6:,.0f} MB each at most")
+            most = max(sum(map(self._size, chunks)) for chunks in lacks.values())
+            self._tell(f"Sending frozen weights to {len(queues)} sites, {most / 1e6:,.0f} MB each at most")
         while queues:
             messages = {client: self._chunks(nodes[client], queue.pop(0), timeout) for client, queue in queues.items()}
             answers = courier.exchange(messages, timeout)
             queues = {c: queue for c, queue in queues.items() if queue and not isinstance(answers[c], str)}
+
+    def _in_messages(self, chunks: Sequence[Chunk]) -> Iterator[Sequence[Chunk]]:
+        """Put chunks together into messages of at most IN_A_MESSAGE bytes."""
+        message: list[Chunk] = []
+        for chunk in chunks:
+            if message and sum(map(self._size, message)) + self._size(chunk) > IN_A_MESSAGE:
+                yield message
+                message = []
+            message.append(chunk)
+        if message:
+            yield message
+
+    def _size(self, chunk: Chunk) -> int:
+        sha256, number = chunk
+        return min(CHUNK, self._large[sha256].nbytes - number * CHUNK)
 
     def _chunks(self, node: int, chunks: Sequence[Chunk], timeout: float) -> Message:
         arrays, sizes = {}, []
@@ -123,8 +142,3 @@ class Laying:
             sizes.append(self._large[sha256].nbytes)
         content_records = RecordDict({ABOUT: ConfigRecord({"sizes": sizes}), TENSORS: ArrayRecord(arrays)})
         return Message(content_records, node, f"query.{WEIGHTS}", ttl=timeout)
-
-
-def _in_messages(chunks: Sequence[Chunk]) -> Iterator[Sequence[Chunk]]:
-    for start in range(0, len(chunks), IN_A_MESSAGE):
-        yield chunks[start : start + IN_A_MESSAGE]

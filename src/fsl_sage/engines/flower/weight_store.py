@@ -32,6 +32,16 @@ class WeightStore:
             raise InputError("The name of a weight is not a SHA-256.")
         return self.directory / sha256
 
+    def drop_if_damaged(self, sha256: str) -> None:
+        """Look whether a tensor that is here still has its SHA-256; else it is dropped, to come again."""
+        path = self.path(sha256)
+        if not path.exists():
+            return
+        with open(path, "rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() == sha256:
+                return
+        path.unlink(missing_ok=True)
+
     def lacks(self, sha256: str, size: int) -> list[int]:
         """The numbers of the missing chunks of a tensor of `size` bytes."""
         if self.path(sha256).exists():
