@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from fsl_sage.errors import InputError, MissingExtra, described, nearest
-from fsl_sage.models.foreign import LOCAL, LOCAL_WEIGHTS, check_weights, has_weights
+from fsl_sage.models.foreign import LOCAL_WEIGHTS, check_weights, has_weights, read_config, reason
 from fsl_sage.models.language import blocks_name, is_language_model
 from fsl_sage.models.resnet import ResNet18
 from fsl_sage.models.small_cnn import SmallCNN
@@ -94,11 +94,13 @@ def _hugging_face(what: str, classes: int, image: tuple[int, int, int]) -> nn.Mo
     # A folder may happen to have the name of an architecture: a run's own, for instance.
     local = path.exists() and (what not in CONFIG_MAPPING or _holds_model(path))
     try:
-        config = AutoConfig.from_pretrained(path, **LOCAL) if local else AutoConfig.for_model(what)
+        config = read_config(path) if local else AutoConfig.for_model(what)
+        _fit(config, classes, image)
     except (ValueError, OSError) as error:
-        reason = str(error).split("\n")[0].split(". Should")[0][:200]
-        raise InputError(f"--model.name hf:{what} is neither an architecture nor a directory: {reason}") from None
-    _fit(config, classes, image)
+        said = str(error).split("\n")[0].split(". Should")[0][:200]
+        raise InputError(f"--model.name hf:{what} is neither an architecture nor a directory: {said}") from None
+    except Exception as error:
+        raise InputError(f"--model.name hf:{what} cannot be read: {reason(error)}") from None
     given = local and path.is_dir() and has_weights(path)
     if given:
         check_weights(path)
@@ -109,8 +111,10 @@ def _hugging_face(what: str, classes: int, image: tuple[int, int, int]) -> nn.Mo
         else:
             model = AutoModelForImageClassification.from_config(config, trust_remote_code=False)  # type: ignore[no-untyped-call]
     except ValueError as error:
-        reason = str(error).split("\n")[0].split(".")[0]
-        raise InputError(f"--model.name hf:{what} has no form for image classification: {reason}.") from None
+        said = str(error).split("\n")[0].split(".")[0]
+        raise InputError(f"--model.name hf:{what} has no form for image classification: {said}.") from None
+    except Exception as error:  # what is wrong with a file, transformers and safetensors report by many types
+        raise InputError(f"--model.name hf:{what} cannot be made: {reason(error)}") from None
     assert isinstance(model, nn.Module)
     return model
 

@@ -8,12 +8,51 @@ import torch
 from torch import Tensor
 
 from fsl_sage.errors import InputError
+from fsl_sage.reading import read_json, short
 
 LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 """From this machine, and without the Python files that a directory may bring and transformers would offer to run."""
 LOCAL_WEIGHTS: dict[str, Any] = {**LOCAL, "use_safetensors": True}
 
 _PICKLED = "pytorch_model*.bin"
+
+
+MOST_LAYERS = 10_000
+"""No model has more: one that says so would only be built for hours."""
+
+
+def read_config(path: Path) -> Any:
+    """The configuration in a directory of transformers, which is looked at first.
+
+    Args:
+        path: The directory, or the file config.json itself.
+
+    Returns:
+        A PretrainedConfig. Whatever transformers raises on a file that is not as it should be goes through.
+    """
+    from transformers import AutoConfig
+
+    file = path / "config.json" if path.is_dir() else path
+    written = read_json(file) if file.is_file() else None
+    _refuse_kernels(written)
+    config = AutoConfig.from_pretrained(path, **LOCAL)
+    layers = getattr(config, "num_hidden_layers", 0)
+    if isinstance(layers, int) and layers > MOST_LAYERS:
+        raise InputError(f"{file} says that the model has {layers:,} layers, more than {MOST_LAYERS:,}.")
+    return config
+
+
+def _refuse_kernels(written: Any) -> None:
+    """Refuse a configuration that names a kernel of a repository, which transformers would fetch and run."""
+    for key, value in written.items() if isinstance(written, dict) else ():
+        if key.endswith("_implementation") and "/" in str(value):
+            raise InputError(f"config.json asks for code of the repository {short(value)} as its {key}: take that out.")
+        _refuse_kernels(value)
+
+
+def reason(error: Exception) -> str:
+    """What transformers says of files that it cannot use: its first line, and the kind, for some say only a name."""
+    return f"{type(error).__name__}: {short(str(error).partition(chr(10))[0])}"
 
 
 def has_weights(path: Path) -> bool:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from fsl_sage.config import LoRAConfig
 from fsl_sage.config.directories import data_directory
 from fsl_sage.errors import InputError, MissingExtra
-from fsl_sage.models.foreign import LOCAL, LOCAL_WEIGHTS, check_weights
+from fsl_sage.models.foreign import LOCAL_WEIGHTS, check_weights, read_config, reason
 
 SMOLLM2, MINILM = "smollm2-135m", "minilm-l6"
 """Small pretrained models that `fsl-sage data get` fetches: one that writes, and one that reads."""
@@ -90,8 +90,10 @@ def make_of_transformers(
                 return auto.from_pretrained(given, config=config, dtype=torch.float32, **LOCAL_WEIGHTS, **more)
             return auto.from_config(config, dtype=torch.float32, trust_remote_code=False)
         except (ValueError, OSError) as error:
-            reason = str(error).split("\n")[0].split(".")[0]
-            raise InputError(f"--model.name {name} has no form that {does}: {reason}") from None
+            said = str(error).split("\n")[0].split(".")[0]
+            raise InputError(f"--model.name {name} has no form that {does}: {said}") from None
+        except Exception as error:  # what is wrong with a file, transformers and safetensors report by many types
+            raise InputError(f"--model.name {name} cannot be made: {reason(error)}") from None
 
 
 def _check_name(name: str) -> None:
@@ -128,12 +130,14 @@ def _config(what: str, path: Path | None) -> Any:
     architecture, sizes = SIZES.get(what, (what, {}))
     try:
         if path is not None:
-            return AutoConfig.from_pretrained(path, **LOCAL)
+            return read_config(path)
         return AutoConfig.for_model(architecture, **sizes)
     except (ValueError, OSError) as error:
-        reason = str(error).split("\n")[0].split(". Should")[0][:200]
-        hint = f"get it by 'fsl-sage data get {what}'" if what in (SMOLLM2, MINILM) else reason
+        said = str(error).split("\n")[0].split(". Should")[0][:200]
+        hint = f"get it by 'fsl-sage data get {what}'" if what in (SMOLLM2, MINILM) else said
         raise InputError(f"--model.name hf:{what} is neither an architecture nor a directory: {hint}") from None
+    except Exception as error:
+        raise InputError(f"--model.name hf:{what} cannot be read: {reason(error)}") from None
 
 
 def add_adapters(model: Any, lora: LoRAConfig, name: str) -> nn.Module:

@@ -15,9 +15,9 @@ def load_tokenizer(path: Path, *, writes: bool = True) -> Any:
         raise MissingExtra("A set of texts", "llm") from None
     try:
         tokenizer = AutoTokenizer.from_pretrained(path.expanduser(), local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        reason = str(error).split("\n")[0][:200]
-        raise InputError(f"{path} does not hold a tokenizer: {reason}") from None
+    except Exception as error:  # what is wrong with a file, transformers reports by many types
+        said = str(error).split("\n")[0][:200]
+        raise InputError(f"{path} does not hold a tokenizer: {said or type(error).__name__}") from None
     if writes and tokenizer.eos_token_id is None:
         raise InputError(f"the tokenizer in {path} has no token for the end of a text: take another")
     return tokenizer
