@@ -1,7 +1,11 @@
-"""Payloads of codecs from a peer: whatever their bytes and their names, they are read or refused by a CodecError."""
+"""What a peer sends: payloads of codecs, replies of clients, and what a client's parts stand on.
+
+Whatever its bytes and names, it is read or refused by the error that is meant for it.
+"""
 
 import contextlib
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fsl_sage.config import CodecConfig
+from fsl_sage.errors import InputError
 from fsl_sage.wire.codecs import CodecError, Noise
 from fsl_sage.wire.codecs.arrays import decode_all, encode_all, read_label
 from fsl_sage.wire.codecs.chosen import array_codec
@@ -61,3 +66,38 @@ def test_a_name_is_read_or_refused(label: str) -> None:
     with contextlib.suppress(CodecError):
         was = read_label(label)
         assert was is None or math.prod(was.shape) <= 2**40
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory):
+    """An inspector, the reply of a client that codes what it sends, and what the client's parts stand on."""
+    pytest.importorskip("flwr")
+    from benchmarks.hostile import CODED, honest
+
+    from fsl_sage.engines.flower.foundation import Foundation
+    from fsl_sage.experiment.setup import make_setup
+
+    inspector, reply = honest(Path(tmp_path_factory.mktemp("honest")), CODED)
+    return inspector, reply, Foundation.of(make_setup(CODED))[0].pack()
+
+
+@BOUNDED
+@given(data=st.data())
+def test_a_reply_is_taken_or_refused(honest, data: st.DataObject) -> None:
+    from benchmarks.hostile import REFUSED, UNKNOWABLE, copied, verdict
+
+    from fsl_sage.engines.flower.contents import TENSORS, as_record
+
+    inspector, reply, _ = honest
+    spoilt_reply = copied(reply)
+    spoilt_reply[TENSORS] = as_record(data.draw(spoilt([reply.array_records[TENSORS]["block"].data])))
+    assert verdict(inspector, spoilt_reply, measured=True)[0] in (REFUSED, UNKNOWABLE)
+
+
+@BOUNDED
+@given(data=st.data())
+def test_a_foundation_is_read_or_refused(honest, data: st.DataObject) -> None:
+    from fsl_sage.engines.flower.foundation import Foundation
+
+    with contextlib.suppress(InputError):
+        Foundation.unpack(data.draw(spoilt([honest[2]])))
