@@ -39,7 +39,7 @@ def make_optimizer(
 
 
 def state_shapes(name: OptimizerName, weights: Mapping[str, Tensor], momentum: float) -> dict[str, Tensor]:
-    """What an optimizer remembers of weights after a step, beside step counters: shapes by "weight's name/entry"."""
+    """What an optimizer remembers of weights after a step, besides step counters: shapes by "weight's name/entry"."""
     entries = {"sgd": ("momentum_buffer",) if momentum else ()}.get(name, ("exp_avg", "exp_avg_sq"))
     return {
         f"{weight}/{entry}": torch.empty_like(tensor, device="meta", requires_grad=False)

@@ -27,7 +27,7 @@ class FedGKTOptions:
     temperature: float = 3.0
     """The temperature T of the softmax in both KL divergences, which are multiplied by its square."""
     client_kl: float = 1.0
-    """Weight of the KL divergence from the server's logits in the clients' loss, beside the cross entropy; 0: none."""
+    """Weight of the KL divergence from the server's logits in the clients' loss, besides the cross entropy; 0: none."""
     server_kl: float = 1.0
     """Weight of the KL divergence from the clients' logits in the S-server's loss; 0: none."""
     server_ce: float = 1.0

@@ -7,7 +7,7 @@ from fsl_sage.algorithms.fedavg import FedAvg
 
 
 class Scaffold(FedAvg):
-    """FedAvg with `--averaging.control-variates`; beside each model goes a control of the size of its weights."""
+    """FedAvg with `--averaging.control-variates`. Each model travels with a control of the size of its weights."""
 
     title = "SCAFFOLD"
     colour = "#5C4033"

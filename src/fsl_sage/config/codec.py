@@ -22,7 +22,7 @@ class CodecSpec:
     bits: int = 32
     """Of a number that is sent, where the family says so."""
     nearest: bool = False
-    """Whether numbers go to the nearest code, and not to one of the two beside them at random."""
+    """Whether numbers go to the nearest code, and not at random to one of the two nearest ones."""
     share: float = 1.0
     """Of the numbers that are sent, where only some are."""
     brain: bool = False

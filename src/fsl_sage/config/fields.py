@@ -394,7 +394,7 @@ _RANGES: dict[str, Range] = {
     "averaging.proximal": FROM_ZERO,
 }
 
-# What a run is told beside what it computes: these fields may differ between a run and the one that resumes it.
+# These fields do not change what a run computes: they may differ between a run and the one that resumes it.
 NO_PART_OF_THE_RESULT = (
     "out",
     "workers",

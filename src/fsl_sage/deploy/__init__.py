@@ -1,6 +1,6 @@
 """A federation of separate organisations: the Flower app of a run, both halves of it, and a demo on one machine.
 
-agreement     what server and sites have agreed on beside the configuration
+agreement     what server and sites have agreed on besides the configuration
 site          the client's side of a round
 client_app    the ClientApp: what a node does with a message
 server_app    the ServerApp: the ordinary loop over rounds, with the clients at their nodes

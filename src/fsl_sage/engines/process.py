@@ -45,7 +45,7 @@ def threads(count: int) -> Iterator[None]:
 
 
 def import_path() -> str:
-    """Where this process finds modules beside the installed ones, for PYTHONPATH of a process that it starts."""
+    """Where this process finds modules besides the installed ones, for PYTHONPATH of a process that it starts."""
     places = (os.path.abspath(place) for place in sys.path)  # an empty one is the current directory
     return os.pathsep.join(dict.fromkeys(place for place in places if not is_installed(place)))
 

@@ -59,7 +59,7 @@ class Plan(NamedTuple):
     client: list[Event]
     server: list[Event]
     copies: int
-    """Server-side models beside the shared one, which is then not trained itself."""
+    """Server-side models besides the shared one, which is then not trained itself."""
 
 
 class _Client(DryClient):
@@ -383,7 +383,7 @@ class _Cost(NamedTuple):
     without_cut_gradient: int
     """The FLOPs of the backward pass, if nobody asks for the gradient of the cut."""
     alive: int = 0
-    """The most bytes alive in a forward pass without a graph, beside what has crossed the cut."""
+    """The most bytes alive in a forward pass without a graph, besides what has crossed the cut."""
     left: int = 0
     """What it leaves alive: of the client's part, what crosses."""
 
@@ -420,7 +420,7 @@ def _with_passes(costs: Mapping[str, _Cost], behind: str, alive: tuple[int, int]
 
 
 def _played(events: Sequence[Event], costs: Mapping[str, _Cost], shared: int, sizes: _Sizes, static: int) -> Footprint:
-    """The peak of what is needed beside the weights, and the sum of all operations."""
+    """The peak of what is needed besides the weights, and the sum of all operations."""
     kept = peak = flops = 0
     if any(event.what == "pass" for event in events):
         kept = sizes.inputs

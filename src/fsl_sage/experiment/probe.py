@@ -237,7 +237,7 @@ class _Mean:
         self.mean = torch.zeros(())
 
     def add(self, vector: Tensor) -> None:
-        """Welford's update, which loses no digits where the variance is small beside the mean."""
+        """Welford's update, which loses no digits if the variance is small compared with the mean."""
         self.count += 1
         before = vector - self.mean
         self.mean = self.mean + before / self.count

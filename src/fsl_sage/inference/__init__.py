@@ -1,6 +1,6 @@
 """Using what a run has trained.
 
-trained     the model of a run, with what it needs beside its weights
+trained     the model of a run, with what it needs besides its weights
 pictures    image files as a model sees them
 predict     the classes of image files
 evaluate    the metrics of a run's model on a test set

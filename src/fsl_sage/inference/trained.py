@@ -1,4 +1,4 @@
-"""The model of a run, with what it needs beside its weights."""
+"""The model of a run, with what it needs besides its weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

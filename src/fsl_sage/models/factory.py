@@ -75,7 +75,7 @@ def _own(name: str, offered: dict[str, int]) -> nn.Module:
 
 
 def _refuse_unmet(name: str, wanted: Mapping[str, inspect.Parameter], offered: Collection[str]) -> None:
-    """Refuse a factory that needs what nobody gives it."""
+    """Refuse a factory with required parameters that are not given."""
     several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     for key, parameter in wanted.items():
         if key not in offered and parameter.default is parameter.empty and parameter.kind not in several:

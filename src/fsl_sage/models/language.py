@@ -218,7 +218,7 @@ def is_trained_in_auxiliary(model: nn.Module, lora: LoRAConfig, name: str) -> bo
 
 
 def train_auxiliary(auxiliary: nn.Module, model: nn.Module, lora: LoRAConfig) -> None:
-    """Let what is to be trained of an auxiliary, beside its adapters, be its own and trainable."""
+    """Make what is trained of an auxiliary, besides its adapters, its own and trainable."""
     for prefix, module in auxiliary.named_modules():
         for key, parameter in module._parameters.items():
             name = f"{prefix}.{key}"

@@ -1,4 +1,4 @@
-"""Telling classes apart: the loss is cross entropy; the scores are by class, too, for clients' data are skewed."""
+"""Classification: the loss is cross entropy. There are scores by class too, because clients' data are skewed."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""The bar that shows a download. Apart from `download`, for rich takes a tenth of a second to import."""
+"""The bar that shows a download. It is not in `download`, because rich takes a tenth of a second to import."""
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TransferSpeedColumn

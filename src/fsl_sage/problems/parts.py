@@ -172,6 +172,6 @@ def end_of_first_block(model: nn.Module, names: Sequence[str]) -> str | None:
     return None
 
 
-@lru_cache(maxsize=64)  # the parts of a model are built several times, for its costs for instance
+@lru_cache(maxsize=64)  # the parts of a model are built several times, for example for its costs
 def _say_once(said: str) -> None:
     warn(said, RunWarning, stacklevel=2)

@@ -26,7 +26,7 @@ class Saved:
 
     @property
     def image_column(self) -> str | None:
-        """The column of the images, if there is one beside the labels."""
+        """The column of the images, if there is one besides the labels."""
         return next((name for name in IMAGE if name in self.columns and LABEL in self.columns), None)
 
     @property

@@ -18,7 +18,7 @@ def model_card(config: Config, score: Score, result: Mapping[str, Any], inferenc
         config: The run's configuration.
         score: What it is judged by.
         result: How it ended, as in result.json.
-        inference: What the model needs beside its weights, as in inference.json.
+        inference: What the model needs besides its weights, as in inference.json.
     """
     best = f" {_BEST}" if config.keep == "best" else ""
     parts = [

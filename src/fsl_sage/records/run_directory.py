@@ -7,7 +7,7 @@ ledger.csv          every byte by round, client, direction and kind; round -1 is
 checkpoint.safetensors   the newest checkpoint, between rounds; dropped when the run is finished
 model.safetensors   the final merged model; of one trained by LoRA what was trained, its adapters
 best.safetensors    with --keep best: the merged model of the best round
-inference.json      what the model needs beside its weights: for images their normalisation and the classes
+inference.json      what the model needs besides its weights: for images their normalisation and the classes
 README.md           what the model is, and the lines that load it
 adapter/            these adapters in peft's own format
 failure.txt         why the run failed, until it is resumed
@@ -186,7 +186,7 @@ class RunDirectory:
             write_json(self.config_file, {**written, "score": values})
 
     def save_inference(self, needed: Mapping[str, Any]) -> None:
-        """Write down what using the model takes beside its weights, with its SHA-256."""
+        """Write down what using the model takes besides its weights, with its SHA-256."""
         written = _bytes_of({**needed, _SEAL: _seal(needed)})
         if not self.inference_file.exists() or self.inference_file.read_bytes() != written:
             write_bytes(self.inference_file, written)
@@ -252,7 +252,7 @@ class RunDirectory:
         return score_in(read_config_file(self.config_file))
 
     def inference(self) -> dict[str, Any]:
-        """What using the model takes beside its weights; empty for runs of older versions, and where it is nothing."""
+        """What using the model takes besides its weights; empty for runs of older versions, and where it is nothing."""
         if not self.inference_file.exists():
             return {}
         with readable(self.inference_file):

@@ -18,7 +18,7 @@ from fsl_sage.wire.ledger import GIB
 from fsl_sage.wire.message import AUXILIARY
 
 _NEEDED = ("bytes_paper", "bytes_total", "seconds", "elapsed_seconds")
-"""What every run has written down of every round, beside its score."""
+"""What every run has recorded of every round, besides its score."""
 _BEYOND = 1e150
 """The squares of smaller numbers are finite."""
 

@@ -17,7 +17,7 @@ from fsl_sage.report.options import HETEROGENEITY, concerns, dirichlet_alpha, ha
 from fsl_sage.report.style import value_name
 
 _OF_TASK = ("clients", "cohort", "model.name", HETEROGENEITY)
-"""Options, beside those of the data, that decide what is learnt and by whom."""
+"""Options that decide what is learnt and by which clients, besides those of the data."""
 
 
 @dataclass(frozen=True)

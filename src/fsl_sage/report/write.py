@@ -14,7 +14,7 @@ from fsl_sage.report.tables import Table, make_tables, to_csv, to_latex, to_mark
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """What a report is told beside the runs."""
+    """The options of a report."""
 
     target: tuple[float, ...] = ()
     """Test accuracies (0 to 1), or values of another headline score, to which bytes and rounds are counted; chosen for

@@ -23,7 +23,7 @@ class Footprint:
     static_bytes: int
     """Weights and buffers, gradients, and what the optimizers remember."""
     working_bytes: int
-    """The most that the step needs at one moment beside the weights: what autograd keeps for backward passes, and of a
+    """The most that the step needs at any time besides the weights: what autograd keeps for backward passes, and of a
     pass without a graph all that is alive."""
     step_flops: int
     """Floating-point operations: see `fsl_sage.models.flops`."""

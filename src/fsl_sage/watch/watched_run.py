@@ -33,7 +33,7 @@ SHOWN = (
     "seconds",
     "elapsed_seconds",
 )
-"""Of a round's metrics, beside the headline score, what the page draws."""
+"""The metrics of a round that the page draws besides the headline score."""
 SILENCE = 600.0
 """Seconds after which a run on another machine, of which only its files are known, is taken for stopped."""
 _OPTIONS = ("model.name", "data.name", "clients", "batch_size", "rounds", "budget_gib", "max_seconds", "seed", "engine")

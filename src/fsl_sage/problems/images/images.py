@@ -65,7 +65,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class ImageTerms:
-    """What everyone who holds a share of the images must see in the same way."""
+    """What all holders of images must agree on."""
 
     image: tuple[int, ...] = ()
     """Channels, height and width of an image."""

@@ -83,7 +83,7 @@ class ImageProblem(Problem):
         return self.sizes.example(batch, device)
 
     def make_task(self, config: Config, device: torch.device) -> Classification:
-        """Classification; on the meta device images stay as they are, for augmentation changes no shape."""
+        """Classification; on the meta device images stay as they are, because augmentation changes no shape."""
         own = own_augmentation(config.data.augmentation) if config.data.augmentation else augment
         return Classification(
             self.data,

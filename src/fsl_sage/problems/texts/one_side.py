@@ -51,7 +51,7 @@ def load_side(config: Config, parts: Sequence[str]) -> dict[str, nn.Module]:
 
 
 def export_side(config: Config, problem: Problem, parts: Sequence[str], directory: Path) -> int:
-    """Write those files of a model `--model.name hf:PATH` that who holds these parts needs; returns the weights' bytes.
+    """Write the files of a model `--model.name hf:PATH` that a holder of these parts needs; returns the weights' bytes.
 
     The directory is one of transformers, with the model's configuration and its tokenizer. Of the weights it has only
     those of the parts, under their own names.

@@ -152,7 +152,7 @@ def prompt_tokens(rows: Sequence[Row], tokenizer: Any, longest: int, *, cut: boo
 
 
 def known_text_sizes(config: Config) -> TextSizes | None:
-    """The sizes of a built-in set whose texts are not here; None where they are, for then reading them tells more."""
+    """The sizes of a built-in set whose texts are not here; None if they are: reading them tells more."""
     data = config.data
     if find_e2e(data.dir) and tokenizer_path(config.model.name, data.tokenizer):
         return None

@@ -31,7 +31,7 @@ from fsl_sage.problems.texts.tokens import load_tokenizer
 
 @dataclass(frozen=True)
 class TextTerms:
-    """What everyone who holds a share of the texts must see in the same way."""
+    """What all holders of texts must agree on."""
 
     kind: str = ""
     """prompts, with the completions that are learnt; labels, of texts that are classified; empty for no texts."""

@@ -50,7 +50,7 @@ def load_texts(config: Config) -> Problem:
 
 
 def known_texts(config: Config) -> Problem | None:
-    """The shapes of a built-in set that is not here; None where it is, for then reading it tells more."""
+    """The shapes of a built-in set that is not here; None if it is: reading it tells more."""
     data = config.data
     if data.name in KNOWN_TEXTS:
         sizes = known_text_sizes(config)

@@ -17,7 +17,7 @@ SMALLEST = 2.0**-126
 class Quantise(ArrayCodec):
     """Uniform levels: x becomes the code (x - zero) / step, and is read as zero + code · step.
 
-    `zero` and `step`, float32, are sent for each group. A code is rounded at random to one of the two beside it, so
+    `zero` and `step`, float32, are sent for each group. A code is rounded at random to one of the two next to it, so
     that its mean is x; or to the nearest.
     """
 
