@@ -1,10 +1,11 @@
 """Small runs for tests: real images, a small model, seconds."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
@@ -96,16 +97,31 @@ def one_thread() -> None:
 @pytest.fixture(autouse=True)
 def undrawn(request: pytest.FixtureRequest) -> Iterator[None]:
     """Runs and reports in this process compose their figures, and leave out what takes matplotlib longer than a tiny
-    run trains: to draw them. It does for tests marked `drawn`, and in every process of its own."""
+    run trains: to draw them. It does for tests marked `drawn`, and in every process of its own. Bars of the same
+    classes and as many clients are composed once: only their lengths would differ."""
     with pytest.MonkeyPatch.context() as patch:  # not the test's own, which a test may undo
         if not request.node.get_closest_marker("drawn"):
             patch.setattr(figures, "_save", _save_undrawn)
+            patch.setattr(figures, "classes_figure", _classes_composed_once)
             patch.setattr(panels, "_drawn", lambda figure, kind: b"not drawn")
         yield
 
 
 def _save_undrawn(figure: Figure, path: Path) -> None:
     figures.write_bytes(path, b"not drawn")
+
+
+_classes_figure = figures.classes_figure
+_COMPOSED: set[object] = set()
+
+
+def _classes_composed_once(path: Path, counts: np.ndarray, classes: Sequence[str], config: Config) -> None:
+    key = (counts.shape, *classes)
+    if key in _COMPOSED:
+        figures.write_bytes(path, b"not composed")
+        return
+    _classes_figure(path, counts, classes, config)
+    _COMPOSED.add(key)
 
 
 SMALL_MODELS = ("small-cnn", "tests.oracles.subject:TinyResNet")

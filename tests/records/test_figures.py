@@ -8,6 +8,8 @@ from fsl_sage.config import Config, DataConfig
 from fsl_sage.problems.score import ACCURACY
 from fsl_sage.records import figures
 
+pytestmark = pytest.mark.drawn
+
 CONFIG = Config(clients=3, data=DataConfig(partition="dirichlet", alpha=0.1))
 
 
