@@ -179,19 +179,21 @@ def classifier_run(directory: Path, architecture: str, **model: Any) -> Config:
     logging.disable_progress_bar()
     made.save_pretrained(path)
     logging.enable_progress_bar()
+    name = f"jsonl:{_save_texts(directory / 'texts.jsonl')}"
     values = {
         "rounds": 1,
         "clients": 2,
         "batch_size": 6,
         "upload_every": 1,
-        "data": {"name": f"jsonl:{_save_texts(directory / 'texts.jsonl')}"},
-        "model": {"name": f"hf:{save_tokenizer(path)}", **model},
+        # The tokenizer stands apart: beside some models transformers takes it for one of that model's own kind.
+        "data": {"name": name, "tokenizer": str(save_tokenizer(directory / "words"))},
+        "model": {"name": f"hf:{path}", **model},
         "optimizer": {"schedule": "constant", "warmup": 0},
         "alignment": {"samples": 10, "steps": 2, "batch_size": 6},
         "device": "cpu",
         "out": str(directory / "run"),
     }
-    return from_file(from_dict(values, default_config(values["data"]["name"])), "tests", of_several=True)
+    return from_file(from_dict(values, default_config(name)), "tests", of_several=True)
 
 
 def _save_texts(file: Path) -> Path:

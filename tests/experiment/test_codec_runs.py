@@ -12,7 +12,6 @@ from fsl_sage.errors import InputError
 from fsl_sage.experiment import Federation, cost, draw_cohort, resume, run
 from fsl_sage.experiment.costs import run_cost
 from fsl_sage.experiment.setup import check_config, make_setup
-from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.wire.paths import below
 from tests.engines.faulty import Raises
 from tests.test_experiment import assert_same_run, interrupt_after
@@ -260,9 +259,16 @@ def test_only_auxiliaries_that_have_drifted_are_aligned(tiny, played):
     assert role.drifted(1.0, 1) == []  # nothing new to judge by
 
 
-def test_drift_is_remembered_over_an_interruption(tiny, monkeypatch):
-    options = {"align_when": "drift", "align_below": 1.0, "align_every": 2, "rounds": 3, "local_steps": 2}
-    options |= {"codec": {"auxiliary": "int8"}}
+@pytest.mark.parametrize(
+    ("options", "aligned"),
+    [
+        ({"align_below": 1.0, "align_every": 2}, [3, 0, 3, 0]),
+        ({"align_below": 0.12, "align_every": 1, "cohort": 0.67, "alignment": {"scope": "client"}}, [2, 1, 1, 0]),
+    ],
+    ids=["pooled", "client"],
+)
+def test_drift_is_remembered_over_an_interruption(tiny, monkeypatch, options, aligned):
+    options = {"align_when": "drift", "rounds": 4, "local_steps": 2, "codec": {"auxiliary": "int8"}, **options}
     whole = run(tiny(**options))
     config = tiny(**options)
     interrupt_after(monkeypatch, 1)
@@ -270,7 +276,9 @@ def test_drift_is_remembered_over_an_interruption(tiny, monkeypatch):
         run(config)
     monkeypatch.undo()
     assert_same_run(resume(config.out).directory, whole.directory)
-    assert RunDirectory(config.out).metrics()[2]["aligned"]
+    sent = [row.split(",") for row in (whole.directory / "ledger.csv").read_text().splitlines()]
+    rounds = [row[sent[0].index("round")] for row in sent if "auxiliary" in row]
+    assert [rounds.count(str(t)) for t in range(4)] == aligned  # auxiliaries that went down
 
 
 def test_the_cost_of_drift_is_an_upper_bound(tiny, played):

@@ -56,7 +56,9 @@ class Federation:
             self.f_server.aggregate(t, cohort)
             if given.warm_start and t == 0:
                 self.average_auxiliaries(t, cohort)
-            if aligns(given, t) and given.align_at == "end":
+            if given.align_when == "drift":
+                self.align(t, self.s_server.drifted(t))
+            elif aligns(given, t) and given.align_at == "end":
                 self.align(t)
         server = state(given, "server", self.s_server.module)
         auxiliaries = {client.number: self.next_auxiliary(client) for client in self.clients}
@@ -103,9 +105,9 @@ class Federation:
                     estimate = cut_gradient(given, client.parts["auxiliary"], z[client.number], target)
                     step_on_cut_gradient(client, z[client.number], estimate)
 
-    def align(self, t: int) -> None:
+    def align(self, t: int, chosen: list[int] | None = None) -> None:
         """Algorithm 3, from line 9: the auxiliaries reach the round's cohort, and wait for all others."""
-        for number, tensors in self.s_server.align(t).items():
+        for number, tensors in self.s_server.align(t, chosen).items():
             if number in self.given.cohorts[t]:
                 load(self.clients[number].parts["auxiliary"], tensors)
                 self.ledger.bill(t, number, "down", "auxiliary", tensors.values())
@@ -141,16 +143,46 @@ class SServer:
         self.auxiliaries: dict[int, nn.Module] = {}
         """By client, or POOLED: as it was last aligned."""
         self.aligners: dict[int, Optimizer] = {}
+        self.new: set[int] = set()
+        """The clients whose newest upload no alignment has seen."""
+        self.aligned_in: dict[int, int] = {}
+        """By client, or POOLED: the round of the last alignment."""
 
     def learn(self, client: int, z: Tensor, target: Target) -> None:
         """One step of the server part on an upload, which is stored."""
         backward_and_step(self.given.loss(self.module(z), target), [self.optimizer])
         uploads = [*self.uploads.get(client, []), Samples(z, target)]
         self.uploads[client] = keep_newest(uploads, self.given.alignment.samples)
+        self.new.add(client)
 
-    def align(self, t: int) -> dict[int, Tensors]:
+    def drifted(self, t: int) -> list[int]:
+        """The clients to align: those whose estimates have become bad, or all if the common one's have."""
+        cosines = {number: self._cosine(number) for number in sorted(self.new)}
+        if self.given.alignment.scope == "pooled":
+            is_bad = bool(cosines) and sum(cosines.values()) / len(cosines) < self.given.align_below
+            return sorted(self.uploads) if is_bad and self._may_align(t, POOLED) else []
+        return [n for n, cosine in cosines.items() if cosine < self.given.align_below and self._may_align(t, n)]
+
+    def _may_align(self, t: int, owner: int) -> bool:
+        return t <= self.given.align_until and t - self.aligned_in.get(owner, -(2**31)) >= self.given.align_every
+
+    def _cosine(self, client: int) -> float:
+        owner = POOLED if self.given.alignment.scope == "pooled" else client
+        auxiliary = new_part(self.given, "auxiliary")
+        aligned = self.auxiliaries.get(owner)
+        load(auxiliary, self.unaligned if aligned is None else state(self.given, "auxiliary", aligned))
+        newest = self.uploads[client][-1][-24:]
+        z_b, estimate = (
+            cut_gradient(self.given, module, newest.z, newest.target).flatten() for module in (self.module, auxiliary)
+        )
+        return float((z_b @ estimate) / (z_b.norm() * estimate.norm()))
+
+    def align(self, t: int, chosen: list[int] | None = None) -> dict[int, Tensors]:
         """By client: its new auxiliary. One for each client with data, or one for all clients of the federation."""
         with_data = sorted(number for number, uploads in self.uploads.items() if uploads)
+        if chosen is not None:
+            with_data = chosen
+        self.new -= set(with_data)
         if self.given.alignment.scope == "client":
             aligned = {number: self._align_one(t, number, self.uploads[number]) for number in with_data}
             return {number: tensors for number, tensors in aligned.items() if tensors is not None}
@@ -174,6 +206,7 @@ class SServer:
         order = self.given.alignment_orders[t, owner]
         if not align(self.given, self.module, auxiliary, self.aligners[owner], batches, order):
             return None
+        self.aligned_in[owner] = t
         return state(self.given, "auxiliary", auxiliary)
 
     def _server_tensors_for(self, auxiliary: nn.Module) -> Tensors:

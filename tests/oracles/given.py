@@ -111,6 +111,11 @@ class Given:
     align_rounds: tuple[int, ...] = ()
     """If not empty, the rounds that align, instead of every `align_every`-th."""
     align_until: int = 2**31
+    align_when: str = "due"
+    """"due", or "drift": at the end of a round, at most every `align_every` rounds, where the mean cosine is below
+    `align_below`: of the estimated and the true cut gradients of the last 24 samples of a client's newest upload, if
+    that came after its last alignment. There are at most three clients, so all are looked at."""
+    align_below: float = 0.6
     align_at: str = "end"
     """"end" or "start" of a round."""
     warm_start: bool = False

@@ -86,6 +86,18 @@ def test_option_of_fsl_sage(subject, option, setting):
 
 
 @pytest.mark.parametrize(
+    ("setting", "scope", "below", "alignments"),
+    [
+        ("iid", "pooled", -0.005, {(1, -1)}),
+        ("Dirichlet, cohort 2 of 3", "client", 0.05, {(0, 0), (0, 1), (1, 2), (3, 1)}),
+    ],
+)
+def test_alignment_when_it_is_needed(subject, setting, scope, below, alignments):
+    drift = {"align_when": "drift", "align_below": below, "align_every": 2, "rounds": 4, "alignment": {"scope": scope}}
+    assert set(check(subject(SETTINGS[setting], drift))) == alignments  # by round and client
+
+
+@pytest.mark.parametrize(
     "option",
     [
         {"partners": 2, "mix_alpha": 0.3, "rounds": 2},

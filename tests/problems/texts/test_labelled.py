@@ -13,7 +13,7 @@ from fsl_sage.errors import InputError
 from fsl_sage.experiment.setup import make_dry_setup
 from fsl_sage.problems import make_dry_problem, make_problem
 from fsl_sage.problems.parts import build_model
-from fsl_sage.problems.texts.texts import Texts
+from fsl_sage.problems.texts.texts import Texts, check_lengths
 from fsl_sage.records.files import load_tensors
 
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -73,6 +73,12 @@ def test_texts_are_padded_behind_their_end():
     tokens, mask = texts.padded(torch.tensor([2, 1]), 4, 11)
     assert tokens.tolist() == [[8, 9, 3, 11], [7, 11, 11, 11]]
     assert mask.tolist() == [[1, 1, 1, 0], [1, 0, 0, 0]]
+
+
+def test_a_text_without_tokens_is_refused():
+    check_lengths([[5]], ["line 1 of a.jsonl"], 3)
+    with pytest.raises(InputError, match=r"no tokens in the text in line 2 of a\.jsonl: give the model's own"):
+        check_lengths([[5], []], ["line 1 of a.jsonl", "line 2 of a.jsonl"], 3)
 
 
 def test_a_batch_gives_what_transformers_gives_for_each_text_alone(config):

@@ -13,7 +13,7 @@ from fsl_sage.models import make_text_classifier, usual_text_cut
 from fsl_sage.problems.base import Batch, Problem
 from fsl_sage.problems.classification import Classes, class_weights
 from fsl_sage.problems.texts.rows import Row, Rows, chosen_rows, label_names
-from fsl_sage.problems.texts.texts import Texts, refuse_image_options, refuse_long
+from fsl_sage.problems.texts.texts import Texts, check_lengths, refuse_image_options
 from fsl_sage.problems.texts.tokens import encode
 
 TEST_BATCH = 50  # fixed, so that the test loss has the same bits whatever the number of workers
@@ -170,7 +170,7 @@ def labelled_tokens(rows: Sequence[Row], tokenizer: Any, classes: Sequence[str],
     """Texts in tokens, with their labels as numbers; those of more than `longest` tokens are cut off or refused."""
     number = {name: place for place, name in enumerate(classes)}
     tokens = encode(tokenizer, [row.text for row in rows], special=True, longest=longest if cut else None)
-    refuse_long(tokens, [row.place for row in rows], longest)
+    check_lengths(tokens, [row.place for row in rows], longest)
     return Texts.of([[]] * len(tokens), tokens, torch.tensor([_label(row, number) for row in rows]))
 
 

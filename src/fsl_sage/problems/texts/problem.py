@@ -15,7 +15,7 @@ from fsl_sage.problems.base import Problem
 from fsl_sage.problems.texts.e2e import find_e2e, load_e2e
 from fsl_sage.problems.texts.language_modelling import LanguageModelling
 from fsl_sage.problems.texts.rows import Row, Rows, chosen_rows
-from fsl_sage.problems.texts.texts import KNOWN_TEXTS, TextData, Texts, TextSizes, refuse_image_options, refuse_long
+from fsl_sage.problems.texts.texts import KNOWN_TEXTS, TextData, Texts, TextSizes, check_lengths, refuse_image_options
 from fsl_sage.problems.texts.tokens import encode, load_tokenizer
 
 SMOOTHING = 0.1
@@ -147,7 +147,7 @@ def prompt_tokens(rows: Sequence[Row], tokenizer: Any, longest: int, *, cut: boo
     completions = [[*x, end] for x in encode(tokenizer, [row.answer for row in rows], special=False)]
     if not cut:
         whole = [[*prompt, *rest] for prompt, rest in zip(prompts, completions, strict=True)]
-        refuse_long(whole, [row.place for row in rows], longest)
+        check_lengths(whole, [row.place for row in rows], longest)
     return Texts.of(prompts, completions, torch.zeros(len(rows), dtype=torch.int64))
 
 

@@ -77,9 +77,14 @@ class Texts:
         return self.tokens[flat].long().masked_fill(~there, padding), there.long()
 
 
-def refuse_long(texts: Sequence[Sequence[int]], places: Sequence[str], longest: int) -> None:
-    """Refuse texts of more than `longest` tokens, by the first of them."""
+def check_lengths(texts: Sequence[Sequence[int]], places: Sequence[str], longest: int) -> None:
+    """Refuse texts of no tokens or of more than `longest`, by the first of them."""
     for tokens, place in zip(texts, places, strict=True):
+        if not tokens:
+            raise InputError(
+                f"The tokenizer finds no tokens in the text in {place}: give the model's own by --data.tokenizer, or "
+                "leave the text out."
+            )
         if len(tokens) > longest:
             raise InputError(
                 f"The text in {place} has {len(tokens)} tokens, more than --data.sequence-length {longest}: give at "
