@@ -22,7 +22,6 @@ from fsl_sage.deploy.processes import (
     ENVIRONMENT,
     HOST,
     NAME,
-    LoopbackFederation,
     free_port,
     node_command,
     superlink_command,
@@ -32,12 +31,10 @@ from fsl_sage.records.run_directory import RunDirectory
 
 from ..conftest import tiny_config
 from ..engines.test_flower import Deployment, assert_same_run
-from . import prestarted
 from .cutting_proxy import CuttingProxy
+from .prestarted import ForkingFederation
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("flower")]
-
-ROOT = Path(__file__).parents[2]
 
 CLIENT_APP = """\
 from pathlib import Path
@@ -59,28 +56,13 @@ app = make_server_app(Path(__file__).with_name("config.json"))
 """
 
 
-class Nodes(LoopbackFederation):
+class Nodes(ForkingFederation):
     """The federation of this file: its apps' processes are forked, its nodes misbehave as planned."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
-        commands = directory / "commands"
-        directory.mkdir()
-        self._address = prestarted.write_commands(commands)
-        paths = {"PATH": f"{commands}:{self.environment['PATH']}", "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
-        self.environment = {**self.environment, **paths}
         self.sites: list[Path] = []
         self.starts = [0, 0, 0]
-
-    def __enter__(self) -> "Nodes":
-        super().__enter__()
-        self._forks = prestarted.start(self._address, self.environment, self.directory / "logs" / "apps.log")
-        return self
-
-    def __exit__(self, *error) -> None:
-        super().__exit__(*error)
-        self._forks.kill()
-        self._forks.wait()
 
     def plan(self, actions: dict[str, str]) -> None:
         for old in [*self.directory.glob("at-*"), *self.directory.glob("go-*")]:
@@ -270,14 +252,21 @@ def test_flower_reports_nothing_looks_nothing_up_and_installs_nothing(nodes):
     assert "--allow-runtime-dependency-installation" not in node_command("", Path(), Path(), 1, 0, Path(), Path())
 
 
-@pytest.mark.long
-def test_a_first_download_of_500_mb_survives_a_connection_that_is_cut_again_and_again(nodes, tmp_path):
+@pytest.mark.parametrize(
+    ("model", "size", "every", "times"),
+    [
+        pytest.param("Middling", 80_000_000, 25_000_000, 3, id="80 MB"),
+        pytest.param("Large", 500_000_000, 60_000_000, 6, id="500 MB", marks=pytest.mark.long),
+    ],
+)
+def test_a_first_download_survives_a_connection_that_is_cut_again_and_again(nodes, tmp_path, model, size, every, times):
     """The site goes on where it was, and starts from the weights that were sent: the run is the one without cuts."""
-    model = {"name": "tests.deploy.large_model:Large", "cut": "scale"}
     shares = Deployment(tiny_config({}), tmp_path / "images")
-    config = tiny_config({"clients": 1, "rounds": 1, "model": model})
+    config = tiny_config(
+        {"clients": 1, "rounds": 1, "model": {"name": f"tests.deploy.large_model:{model}", "cut": "scale"}}
+    )
     deployment = Deployment(config, tmp_path, shares.sites[:1], shares.agreement.examples[:1])
-    proxy = CuttingProxy(nodes.port, every=60_000_000, times=6)
+    proxy = CuttingProxy(nodes.port, every, times)
     try:
         for name in [name for name in nodes._running if name.startswith("node-")]:
             nodes.stop(name)
@@ -287,9 +276,9 @@ def test_a_first_download_of_500_mb_survives_a_connection_that_is_cut_again_and_
     finally:
         nodes.stop("node-0")
         proxy.close()
-    assert proxy.cuts == 6
-    assert proxy.came > 500_000_000
-    assert [file.stat().st_size for file in (deployment.states / "weights").iterdir()] == [500_000_000]
+    assert proxy.cuts == times
+    assert proxy.came > size
+    assert [file.stat().st_size for file in (deployment.states / "weights").iterdir()] == [size]
     assert deployment.metrics()[0]["missing"] == []
 
     federation, deployment.run_directory = deployment.run_directory, tmp_path / "without"

@@ -69,16 +69,15 @@ def listen(federation: LoopbackFederation, directory: Path, console: Console, ap
     """Call `flwr run` and print the server's log of the run; returns its lines."""
     command = ["flwr", "run", str(directory / app), NAME, "--stream"]
     command += ["--run-config", f'run-directory="{directory / run}"']
-    process = subprocess.Popen(
-        command, env=federation.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    assert process.stdout is not None
     said = []
-    for line in process.stdout:
-        said.append(line)
-        if not re.match(r"(\x1b\[\d+m)?(INFO|DEBUG|WARNING|ERROR)", line) and line.strip():
-            console.print(f"  {line.rstrip()}", highlight=False, markup=False, soft_wrap=True)
-    process.wait()
+    with subprocess.Popen(
+        command, env=federation.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            said.append(line)
+            if not re.match(r"(\x1b\[\d+m)?(INFO|DEBUG|WARNING|ERROR)", line) and line.strip():
+                console.print(f"  {line.rstrip()}", highlight=False, markup=False, soft_wrap=True)
     return said
 
 

@@ -16,8 +16,8 @@ from fsl_sage.engines.flower.foundation import Foundation, as_bytes
 from fsl_sage.engines.flower.weight_store import CHUNK, WEIGHTS, chunks_of
 from fsl_sage.wire.message import Tensors
 
-IN_A_MESSAGE = 2**26
-"""Bytes of chunks: Flower starts a process at the site for every message."""
+IN_A_MESSAGE = 2**25
+"""Bytes of chunks. Flower starts a process at the site for every message, which takes about four times as much."""
 TRIES = 5
 """A site that makes no progress after so many offers is left out of the round."""
 PATIENCE = 300.0
