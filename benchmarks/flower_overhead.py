@@ -4,9 +4,11 @@ Every SuperNode reaches the SuperLink through a proxy that counts what passes in
 heartbeats and the app itself. The payload is what the run's ledger says. IP and TCP headers are not counted.
 """
 
+import contextlib
 import socket
 import tempfile
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,24 +39,44 @@ class CountingProxy:
         self._lock = threading.Lock()
         self._listener = socket.create_server((HOST, 0))
         self.port: int = self._listener.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._threads: list[threading.Thread] = []
+        self._start(self._accept)
+
+    def _start(self, target: Callable[..., None], *args: socket.socket) -> threading.Thread:
+        thread = threading.Thread(target=target, args=args, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+        return thread
 
     def _accept(self) -> None:
         while True:
-            near, _ = self._listener.accept()
-            far = socket.create_connection((HOST, self._target))
-            for source, sink in ((near, far), (far, near)):
-                threading.Thread(target=self._pump, args=(source, sink), daemon=True).start()
+            try:
+                near, _ = self._listener.accept()
+            except OSError:  # closed
+                return
+            self._start(self._serve, near, socket.create_connection((HOST, self._target)))
+
+    def _serve(self, near: socket.socket, far: socket.socket) -> None:
+        with near, far:
+            answers = self._start(self._pump, far, near)
+            self._pump(near, far)
+            answers.join()
 
     def _pump(self, source: socket.socket, sink: socket.socket) -> None:
-        try:
+        with contextlib.suppress(OSError):  # one side is gone, and with it the connection
             while data := source.recv(1 << 16):
                 sink.sendall(data)
                 with self._lock:
                     self.bytes += len(data)
+        with contextlib.suppress(OSError):
             sink.shutdown(socket.SHUT_WR)
-        except OSError:  # one side is gone, and with it the connection
-            sink.close()
+
+    def close(self) -> None:
+        """Take no more connections, and wait for the end of those that there are; the nodes must have ended."""
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        while self._threads:
+            self._threads.pop().join(timeout=10)
 
 
 def measure(config: Config, directory: Path) -> tuple[int, int]:
@@ -62,10 +84,14 @@ def measure(config: Config, directory: Path) -> tuple[int, int]:
     agreement, shares = agree(config, None)
     write_app(directory / "app", config, agreement)
     sites = write_sites(directory / "sites", shares, agreement)
-    with LoopbackFederation(directory / "federation") as federation:
+    with contextlib.ExitStack() as stack:
+        federation = LoopbackFederation(directory / "federation")
+        proxies: list[CountingProxy] = []
+        stack.callback(lambda: [proxy.close() for proxy in proxies])  # after the federation, whose nodes use them
+        stack.enter_context(federation)
         federation.start_superlink()
         federation.register(range(config.clients))
-        proxies = [CountingProxy(federation.port) for _ in sites]
+        proxies += [CountingProxy(federation.port) for _ in sites]
         for client, site in enumerate(sites):
             federation.start_node(client, site, proxies[client].port)
         options = f'run-directory="{directory / "run"}"'

@@ -34,6 +34,7 @@ RUNS = {
     "cifar100-9999-test-images": 6,
     "family": 15 * 2,
     "fewer-bytes": 3 * 2,
+    "fewer-bytes-texts": 1,
     "family-sgd": 3 * 2,
     "gpt2-medium-e2e": 4,
     "imdb-minilm": 3,

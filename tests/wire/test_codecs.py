@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from fsl_sage.config import CodecConfig
 from fsl_sage.errors import InputError
 from fsl_sage.wire.codecs import CodecError, Codecs, Noise
-from fsl_sage.wire.codecs.arrays import decode_all, encode_all, encode_one, labelled, read_label
+from fsl_sage.wire.codecs.arrays import Label, decode_all, encode_all, encode_one, labelled, read_label
+from fsl_sage.wire.codecs.cached import Cached, new_store
 from fsl_sage.wire.codecs.casts import Cast
 from fsl_sage.wire.codecs.change import Change
 from fsl_sage.wire.codecs.chosen import array_codec
@@ -378,6 +379,46 @@ def test_a_change_of_what_the_receiver_does_not_have_is_refused():
     for held in ({"b": WEIGHTS["b"]}, {**WEIGHTS, "w": WEIGHTS["w"][:3]}, {**WEIGHTS, "w": WEIGHTS["w"].float()}):
         with pytest.raises(CodecError, match="no weight of this shape"):
             change.decode(sent.arrays, held)
+
+
+# The same example once more
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    bits=st.sampled_from([8, 4, 2]),
+    nearest=st.booleans(),
+    lengths=st.lists(st.integers(1, 5), min_size=2, max_size=4),
+    seed=st.integers(0, 2**31),
+)
+def test_both_ends_remember_what_was_read_of_an_example(bits, nearest, lengths, seed):
+    draw = torch.Generator().manual_seed(seed)
+    cached = Cached(Quantise(bits, OfSmashed(), nearest=nearest))
+    sender, receiver = new_store(9), new_store(9)
+    for t, length in enumerate(lengths):
+        x = torch.randn(4, length, 20, generator=draw)
+        places = torch.randperm(9, generator=draw)[:4].int()
+        payload, sender = cached.encode(x, places, sender, Noise(t, "cached"))
+        read, receiver = cached.decode(payload, Label("", x.dtype, tuple(x.shape)), places, receiver)
+        assert torch.equal(sender, receiver)
+        assert torch.equal(receiver[places.long(), :length], read)
+
+
+@pytest.mark.parametrize(("bits", "nearest"), [(8, False), (4, False), (2, False), (2, True)])
+def test_what_does_not_move_comes_nearer_each_time(bits, nearest):
+    cached, x, places = (
+        Cached(Quantise(bits, OfSmashed(), nearest=nearest)),
+        torch.randn(4, 3, 64),
+        torch.arange(4).int(),
+    )
+    store, before = new_store(4), None
+    for t in range(3):
+        payload, store = cached.encode(x, places, store, Noise(t, "cached"))
+        assert len(payload) == cached.codec.size(x.shape, x.dtype)  # as long as the activation itself
+        lost = float((x - store).abs().max())
+        if before is not None:  # a step of what was left, which spans at most twice its largest number
+            assert lost <= 2 * before / (2**bits - 1) * (0.5 if nearest else 1) * 1.01 + 1e-6
+        before = lost
 
 
 # What is chosen
