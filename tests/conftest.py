@@ -1,6 +1,7 @@
 """Small runs for tests: real images, a small model, seconds."""
 
 import copy
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,15 @@ def forked_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def unsynced() -> Iterator[None]:
+    """Runs in this process do not wait until their files are on the disk: no test cuts the power. A run calls fsync
+    28 times with two rounds, and each call may wait for the disk longer than a round trains. In other processes they wait."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
+        yield
 
 
 @pytest.fixture(autouse=True)

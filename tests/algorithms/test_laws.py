@@ -125,9 +125,9 @@ def test_warm_start_trains_auxiliaries_in_round_0(tiny):
 def test_each_algorithm_learns_from_real_images(tiny, algorithm):
     config = tiny(
         algorithm=algorithm,
-        rounds=8,
+        rounds=5,
         align_every=2,
-        data={"train_images": 600, "test_images": 300},
+        data={"train_images": 600, "test_images": 100},
         alignment={"samples": 96, "steps": 20},
         optimizer={"lr": 3e-3},
     )
