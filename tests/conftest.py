@@ -97,8 +97,8 @@ def one_thread() -> None:
 
 @pytest.fixture(autouse=True)
 def unsynced() -> Iterator[None]:
-    """Runs in this process do not wait until their files are on the disk: no test cuts the power. A run calls fsync
-    28 times with two rounds, and each call may wait for the disk longer than a round trains. In other processes they wait."""
+    """Runs in this process do not wait until their files are on the disk: no test cuts the power. A run of two rounds
+    calls fsync 28 times, and a call may wait for the disk longer than a step trains. In other processes they wait."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda file: None)
         yield
