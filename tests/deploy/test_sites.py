@@ -3,6 +3,8 @@
 import copy
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -109,6 +111,30 @@ def test_texts_with_labels_give_the_bits_of_the_local_engine(tmp_path: Path) -> 
 
 
 # What a site's process holds
+
+FREED = """
+import torch
+from fsl_sage.engines import process
+
+def resident():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmRSS")) // 1024
+
+process.{prepare}(1)
+before = resident()
+del [torch.ones(2**18) for _ in range(200)][:]
+print(resident() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the allocator is glibc's")
+@pytest.mark.parametrize(("prepare", "kept"), [("prepare_small_process", (-10, 30)), ("prepare_process", (150, 250))])
+def test_the_process_of_a_site_gives_freed_memory_back(prepare: str, kept: tuple[int, int]) -> None:
+    """200 tensors of 1 MiB are made and freed. Other processes that train keep them for the next step."""
+    done = subprocess.run(
+        [sys.executable, "-c", FREED.format(prepare=prepare)], capture_output=True, text=True, check=True
+    )
+    assert kept[0] < int(done.stdout) < kept[1]
 
 
 def site_of(deployment: Deployment, client: int) -> Site:

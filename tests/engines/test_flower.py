@@ -4,7 +4,9 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from itertools import count
 
+import httpx
 import pytest
 import torch
 
@@ -340,6 +342,33 @@ def test_fewer_than_the_minimum_end_the_run_and_keep_the_checkpoint(deploy):
         deployment.serve(deployment.grid([0]), minimum=2)
     assert len(deployment.metrics()) == 1
     assert_same_run(deployment.serve(deployment.grid()).directory, run(deployment.config).directory)
+
+
+def test_a_superlink_that_does_not_answer_at_once_is_asked_again(deploy, monkeypatch):
+    """Every other request fails, as on a machine that is busy; the run is the one of a quiet machine."""
+    monkeypatch.setattr("fsl_sage.engines.flower.courier.PAUSE", 0.0)
+    deployment = deploy(rounds=2)
+    grid = deployment.grid()
+    for name in ("get_nodes", "push_messages", "pull_messages"):
+        monkeypatch.setattr(grid, name, every_other_fails(getattr(grid, name)))
+    result = deployment.serve(grid)
+    assert_same_run(result.directory, run(deployment.config).directory)
+    monkeypatch.setattr("fsl_sage.engines.flower.courier.PATIENCE", 0.0)
+    deployment.run_directory = deployment.directory / "second"
+    with pytest.raises(httpx.ConnectTimeout):
+        deployment.serve(grid)
+
+
+def every_other_fails(request):
+    """A request that fails the first time, and so on."""
+    calls = count()
+
+    def asked(*arguments):
+        if next(calls) % 2 == 0:
+            raise httpx.ConnectTimeout("The handshake operation timed out")
+        return request(*arguments)
+
+    return asked
 
 
 def test_two_nodes_cannot_be_the_same_client(deploy, capsys):

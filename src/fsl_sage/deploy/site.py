@@ -21,7 +21,7 @@ from fsl_sage.engines.flower.contents import Assignment, Report
 from fsl_sage.engines.flower.foundation import Foundation, Large, as_bytes, sha256_of
 from fsl_sage.engines.flower.node_state import NodeState
 from fsl_sage.engines.flower.weight_store import CHUNK, WEIGHTS, WeightStore
-from fsl_sage.engines.process import peak_memory, prepare_process
+from fsl_sage.engines.process import peak_memory, prepare_small_process
 from fsl_sage.engines.worker import Worker
 from fsl_sage.errors import InputError
 from fsl_sage.experiment.setup import make_site_setup
@@ -56,7 +56,7 @@ class Site:
     def __init__(self, config: Config, agreement: Agreement, place: Place) -> None:
         if not 0 <= place.client < config.clients:
             raise InputError(f"client={place.client} is not possible: there are the clients 0 to {config.clients - 1}.")
-        prepare_process(config.threads)
+        prepare_small_process(config.threads)
         self.client = place.client
         self.place = place
         self.config = config

@@ -2,7 +2,9 @@
 
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import TypeVar
 
 import httpx
 from flwr.app import Message
@@ -11,6 +13,12 @@ from flwr.serverapp import Grid
 
 POLL = 0.5
 """Seconds between two checks for replies."""
+PATIENCE = 300.0
+"""Seconds for which a SuperLink that does not answer is asked again: its machine may be busy."""
+PAUSE = 2.0
+"""Seconds between two such tries."""
+
+Answer = TypeVar("Answer")
 
 
 class Refusal(str):
@@ -25,11 +33,11 @@ class Courier:
 
     def nodes(self) -> dict[int, NodeInfo]:
         """The nodes that are connected, by id."""
-        return {node.node_id: node for node in self._grid.get_nodes()}
+        return {node.node_id: node for node in _patiently(lambda: list(self._grid.get_nodes()))}
 
     def send(self, messages: Mapping[int, Message]) -> dict[str, int]:
         """Send messages, given by key; returns the keys by the ids that Flower gave the messages."""
-        ids = self._grid.push_messages(list(messages.values())) if messages else []
+        ids = _patiently(lambda: list(self._grid.push_messages(list(messages.values())))) if messages else []
         return {id: key for id, key in zip(ids, messages, strict=True) if id}
 
     def collect(self, ids: Iterable[str]) -> dict[str, Message | str]:
@@ -38,7 +46,7 @@ class Courier:
         for id in ids:
             # One by one, so that a reply that cannot be read spoils no other.
             try:
-                replies = list(self._grid.pull_messages([id]))
+                replies = _patiently(partial(self._pull, id))
             except httpx.HTTPError:
                 raise
             except Exception as error:
@@ -47,6 +55,9 @@ class Courier:
             for reply in replies:
                 found[id] = _reason(reply) if reply.has_error() else reply
         return found
+
+    def _pull(self, id: str) -> list[Message]:
+        return list(self._grid.pull_messages([id]))
 
     def exchange(self, messages: Mapping[int, Message], timeout: float) -> dict[int, Message | str]:
         """Send messages, given by key, and wait at most `timeout` seconds.
@@ -74,6 +85,18 @@ class Courier:
         nodes = self.nodes() if pending else {}
         receivers = {id: nodes.get(messages[key].metadata.dst_node_id) for id, key in pending.items()}
         return [id for id, node in receivers.items() if node and node.last_activated_at != arrival.get(node.node_id)]
+
+
+def _patiently(ask: Callable[[], Answer]) -> Answer:
+    """Ask the SuperLink, and again for a while if the connection fails. A run must not end for that."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return ask()
+        except httpx.TransportError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(PAUSE)
 
 
 def _reason(reply: Message) -> str:
