@@ -510,6 +510,50 @@ def test_a_score_that_is_no_number_never_reaches_a_checkpoint(tiny, monkeypatch,
     assert len(resume(config.out).metrics) == 3
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_client_whose_weights_are_no_numbers_is_dropped_or_stops_the_run(tiny, monkeypatch, value):
+    from fsl_sage.roles.client import Client
+
+    upload = Client.upload
+
+    def spoilt(self, parts):
+        sent = upload(self, parts)
+        if self.id == 1 and self.round == 1:
+            next(iter(sent["client"].values())).fill_(value)
+        return sent
+
+    monkeypatch.setattr(Client, "upload", spoilt)
+    config = tiny(rounds=2)
+    with pytest.raises(TrainingError, match=r"Client 1 failed in round 1: 'client/\S+' became infinite or NaN"):
+        run(config)
+    assert len(RunDirectory(config.out).metrics()) == 1
+    result = run(tiny(rounds=2, on_client_failure="drop"))
+    assert [line["missing"] for line in result.metrics] == [[], [1]]
+    assert all(tensor.isfinite().all() for tensor in load_tensors(result.model_file)[0].values())
+
+
+@pytest.mark.parametrize("part", ["client", "server"])
+def test_a_global_model_that_is_no_number_never_reaches_a_checkpoint(tiny, monkeypatch, part):
+    """As when the average of finite weights overflows, or a step of the S-server does."""
+    from fsl_sage.experiment import Federation
+
+    weights = Federation.weights
+
+    def spoilt(self):
+        parts = weights(self)
+        if self._round == 1:
+            parts[part] = {name: tensor * float("inf") for name, tensor in parts[part].items()}
+        return parts
+
+    config = tiny(rounds=3)
+    monkeypatch.setattr(Federation, "weights", spoilt)
+    with pytest.raises(TrainingError, match=rf"'{part}/\S+' became infinite or NaN in round 1"):
+        run(config)
+    assert len(RunDirectory(config.out).metrics()) == 1
+    monkeypatch.undo()
+    assert_same_run(run(tiny(rounds=3)).directory, resume(config.out).directory)
+
+
 # BatchNorm
 
 
