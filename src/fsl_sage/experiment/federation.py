@@ -1,19 +1,17 @@
 """The roles of a run, and a round of theirs."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from fsl_sage.activity import now
-from fsl_sage.alignment.fidelity import Fidelity
 from fsl_sage.config import Config
 from fsl_sage.engines.base import REMEDY, Delivery, Engine, Setup, known_weights
 from fsl_sage.engines.server import CACHE_BYTES, part_states
 from fsl_sage.engines.worker import copied
 from fsl_sage.errors import TrainingError
 from fsl_sage.experiment.probe import Point
+from fsl_sage.experiment.round_metrics import fidelities, footprint_figures, mean_over_clients, training_losses
 from fsl_sage.precision import all_finite
 from fsl_sage.roles.averaging import average
 from fsl_sage.roles.client import local_batch_sizes
@@ -89,13 +87,13 @@ class Federation:
         if "server" not in known and (footprint := server.footprint()) is not None:
             self.footprints["server"] = footprint
         measured = footprint_figures({role: own for role, own in self.footprints.items() if role not in known})
-        losses = _losses(updates, server.take_loss(), t)
+        losses = training_losses(updates, server.take_loss(), t)
         remarks = server.remarks()
         seen = server.fidelity(seen=True) if remarks["aligned"] else None
         self._check_finite(t)
         members = {"cohort": len(cohort), "missing": sorted(set(cohort) - present)}
         remarks |= self._codec_memory(remarks.pop(CACHE_BYTES, 0))
-        return {**members, **remarks, **self.engine.remarks(), **losses, **_fidelities(held_out, seen), **measured}
+        return {**members, **remarks, **self.engine.remarks(), **losses, **fidelities(held_out, seen), **measured}
 
     def _codec_memory(self, cached: int) -> dict[str, int]:
         """For the metrics: the bytes that codecs remember at all roles together, if there are any."""
@@ -329,7 +327,7 @@ class Federation:
         if not self.setup.settings.stays_local and not self.setup.algorithm.own_parts:
             return self.engine.evaluate(weights)
         scores = [self.engine.evaluate(_overlay(weights, own)) for own in self.engine.local_tensors().values()]
-        return {name: _mean([score[name] for score in scores]) for name in scores[0]}
+        return {name: mean_over_clients([score[name] for score in scores]) for name in scores[0]}
 
     def merged(self) -> Tensors:
         """The ordinary unsplit model's state; statistics that stay local are represented by their average.
@@ -369,13 +367,6 @@ class Federation:
         return self._round + 1
 
 
-def _mean(values: Sequence[Any]) -> Any:
-    """The mean of a metric over clients. For a list the mean of each entry, without unknown ones (None)."""
-    if isinstance(values[0], list):
-        return [_mean(entries) for entries in zip(*values, strict=True)]
-    return None if None in values else sum(values) / len(values)
-
-
 def _overlay(weights: Parts, own: Parts) -> dict[str, Tensors]:
     return {part: {**weights.get(part, {}), **own.get(part, {})} for part in {**weights, **own}}
 
@@ -387,39 +378,3 @@ def draw_cohort(config: Config, t: int) -> list[int]:
         return list(range(config.clients))
     drawn = numpy_generator(config.seed, "cohort", round=t).choice(config.clients, size, replace=False)
     return sorted(int(client) for client in drawn)
-
-
-def _losses(updates: Sequence[Update], server_loss: float | None, t: int) -> dict[str, float | None]:
-    """Training losses of the round: of the true model (S-server's, or FedAvg's clients'), and of the auxiliaries."""
-    if server_loss is not None and not np.isfinite(server_loss):
-        raise TrainingError(f"The loss of the S-server became {server_loss} in round {t}. {REMEDY}")
-    clients = [update.losses["client_loss"] for update in updates if "client_loss" in update.losses]
-    client_loss = sum(clients) / len(clients) if clients else None
-    if server_loss is None:
-        return {"train_loss": client_loss, "auxiliary_loss": None}
-    return {"train_loss": server_loss, "auxiliary_loss": client_loss}
-
-
-def footprint_figures(footprints: Mapping[str, Footprint]) -> dict[str, int]:
-    """Memory and operations of the roles' first steps, by their names in the metrics."""
-    return {f"{role}_{name}": value for role, each in footprints.items() for name, value in asdict(each).items()}
-
-
-def footprints_in(metrics: Iterable[Mapping[str, Any]]) -> dict[str, Footprint]:
-    """The footprints by role that were measured in these rounds."""
-    names = [field.name for field in fields(Footprint)]
-    return {
-        role: Footprint(*(line[f"{role}_{name}"] for name in names))
-        for line in metrics
-        for role in ("client", "server")
-        if f"{role}_{names[0]}" in line
-    }
-
-
-def _fidelities(held_out: Fidelity | None, seen: Fidelity | None) -> dict[str, float | None]:
-    return {
-        "fidelity_cosine": held_out.cosine if held_out else None,
-        "fidelity_nmse": held_out.nmse if held_out else None,
-        "fidelity_cosine_seen": seen.cosine if seen else None,
-        "fidelity_nmse_seen": seen.nmse if seen else None,
-    }

@@ -19,9 +19,10 @@ from fsl_sage.engines.base import Engine, LostError, Setup
 from fsl_sage.engines.local import LocalEngine
 from fsl_sage.engines.process import prefer_huge_pages
 from fsl_sage.errors import InputError, MissingExtra, RunWarning, TrainingError
-from fsl_sage.experiment.federation import Federation, draw_cohort, footprint_figures, footprints_in
+from fsl_sage.experiment.federation import Federation, draw_cohort
 from fsl_sage.experiment.probe import Probe
 from fsl_sage.experiment.result import Result
+from fsl_sage.experiment.round_metrics import finite, footprints_in, stop_reason, summary
 from fsl_sage.experiment.setup import check_config, make_setup
 from fsl_sage.models import save_adapters
 from fsl_sage.problems.base import Problem
@@ -31,11 +32,7 @@ from fsl_sage.records.activity_file import ActivityFile
 from fsl_sage.records.card import model_card
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.records.trackers import TRACKERS, StopRun, Tracker
-from fsl_sage.wire.ledger import GIB
 from fsl_sage.wire.message import Tensors
-
-BEYOND = 1000.0
-"""A training with such a test loss has failed: guessing among 50,000 words gives 11."""
 
 LOSSES = 3
 """An S-server that is lost so often in one round, or while it starts, ends the run: that is no accident."""
@@ -232,7 +229,7 @@ def _conclude(
     from fsl_sage.records.figures import score_figure  # matplotlib takes a second to import
 
     score, colour = problem.score, colour_of(config.algorithm)
-    result = _summary(metrics, score, stopped)
+    result = summary(metrics, score, stopped)
     with directory.writing():
         score_figure(directory.figure(score), metrics, score, config, colour)
         directory.save_by_class(metrics[-1], problem.classes)
@@ -327,7 +324,7 @@ def _timed_round(federation: Federation, t: int, score: Score, metrics: list[dic
     # A round's step 0: its cohort is drawn. Steps 1-5 are `play_round`.
     played = federation.play_round(t, draw_cohort(config, t))
     # Step 6: the merged global model is evaluated on the test set.
-    scores = _finite(federation.evaluate(), t)
+    scores = finite(federation.evaluate(), t)
     if score.name not in scores:
         raise InputError(f"The task gives no {score.name}, the headline score, but {', '.join(scores) or 'nothing'}.")
     if before is not None:
@@ -342,64 +339,6 @@ def _timed_round(federation: Federation, t: int, score: Score, metrics: list[dic
         "bytes_whole_models": ledger.whole_models,
     }
     return {"round": t, **scores, **played, **moved, "seconds": seconds, "elapsed_seconds": elapsed}
-
-
-def _finite(scores: dict[str, Any], t: int) -> dict[str, Any]:
-    """Refuse metrics that are not finite: such a model must not reach a checkpoint."""
-    for name, value in scores.items():
-        if not isinstance(value, list) and not np.isfinite(value):
-            raise TrainingError(
-                f"The {name.replace('_', ' ')} became {value} in round {t}. A lower --optimizer.lr usually helps; "
-                "the last checkpoint is kept."
-            )
-    return scores
-
-
-def stop_reason(config: Config, score: Score, metrics: Sequence[dict[str, Any]]) -> str | None:
-    """Which stop rule the rounds so far have met, if any."""
-    if not metrics:
-        return None
-    last = metrics[-1]
-    if config.target_accuracy is not None and score.reaches(last[score.name], config.target_accuracy):
-        return f"target {score.short} {score.text(config.target_accuracy)} reached"
-    if config.budget_gib is not None and last["bytes_paper"] >= config.budget_gib * GIB:
-        return f"communication budget of {config.budget_gib:g} GiB used"
-    if config.max_seconds is not None and last["elapsed_seconds"] >= config.max_seconds:
-        return f"time limit of {config.max_seconds:g} s reached"
-    if len(metrics) >= config.rounds:
-        return "its one round played" if config.rounds == 1 else f"all {config.rounds} rounds played"
-    return None
-
-
-def _summary(metrics: Sequence[dict[str, Any]], score: Score, stopped: str) -> dict[str, Any]:
-    best = score.best_of(metrics)
-    last = metrics[-1]
-    return {
-        **_diverged(score, last.get("test_loss")),
-        "stopped": stopped,
-        "rounds": len(metrics),
-        "score": score.name,
-        "best_score": best[score.name],
-        "best_round": best["round"],
-        "final_score": last[score.name],
-        "final_loss": last.get("test_loss"),
-        "bytes_total": last["bytes_total"],
-        "bytes_paper": last["bytes_paper"],
-        "bytes_whole_models": last["bytes_whole_models"],
-        "elapsed_seconds": last["elapsed_seconds"],
-        **footprint_figures(footprints_in(metrics)),
-    }
-
-
-def _diverged(score: Score, loss: float | None) -> dict[str, str]:
-    """A remark on a loss that no working training has; only if the score says that the loss is an entropy."""
-    if not score.percent or loss is None or loss <= BEYOND:
-        return {}
-    remark = (
-        f"The training diverged: its last test loss is {loss:.3g}, where a model that knows nothing has about the "
-        "logarithm of the number of classes. A lower --optimizer.lr usually helps."
-    )
-    return {"remark": remark}
 
 
 def _draw_classes(directory: RunDirectory, config: Config, setup: Setup, problem: Problem) -> None:
