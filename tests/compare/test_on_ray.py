@@ -18,11 +18,12 @@ from fsl_sage.compare.grid_run import Watcher
 from fsl_sage.compare.on_ray import RemoteRun, Seat, read_files, write_files
 from fsl_sage.compare.placement import place
 from fsl_sage.compare.scheduler import prepare, run_grid
-from fsl_sage.config import Config, load_preset
+from fsl_sage.config import Config, from_dict, from_file, load_preset
 from fsl_sage.errors import InputError
 from fsl_sage.experiment import run
 from fsl_sage.records.run_directory import RunDirectory
 from tests.compare.small_grid import PRESET
+from tests.own_data import OWN_DATA, SMALL
 from tests.ray_nodes import two_nodes
 from tests.test_experiment import assert_same_run
 
@@ -70,6 +71,20 @@ def test_runs_over_two_nodes_one_of_which_dies(tmp_path, address):
         assert_same_run(each.directory.path, alone)
         names = {file.name for file in each.directory.path.iterdir()}
         assert names == {file.name for file in alone.iterdir()} | {"run.log"}
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("ray")
+@pytest.mark.parametrize("kind", ["labels", "datasets"])
+def test_data_of_ones_own_are_compared_over_a_cluster(tmp_path, address, kind):
+    values = {**SMALL, "rounds": 1, **OWN_DATA[kind](tmp_path)}
+    plain = from_file(from_dict(values), "tests", of_several=True)
+    runs = prepare(plan_runs(plain, Grid(algorithms=("cse-fsl",), seeds=(1,))), tmp_path / "grid")
+    with place(replace(plain, engine="ray", ray_address=address), 1, None) as (at_once, workers, start):
+        run_grid(runs, at_once, workers, start, Watcher())
+    assert [run.state for run in runs] == ["finished"]
+    alone = run(replace(runs[0].plan.config, out=tmp_path / "alone")).directory
+    assert_same_run(runs[0].directory.path, alone)
 
 
 def test_a_run_that_is_lost_after_its_end_is_finished(tiny, monkeypatch):
