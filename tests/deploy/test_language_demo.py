@@ -1,4 +1,4 @@
-"""The demo of a language model at small sites, in small: a model of 600 MB whose client part is a sixth of it."""
+"""The demo of a language model at small sites, in small: a model of 430 MB whose client part is a quarter of it."""
 
 import io
 import json
@@ -13,13 +13,15 @@ pytest.importorskip("peft")
 
 from fsl_sage.deploy.language_demo import Scale, language_demo
 
-pytestmark = pytest.mark.long
+from .prestarted import ForkingFederation
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("flower")]
 
 WORDS = "[UNK] [EOS] Order: table dish drink Waiter: One and a for number with pleasure!"
 
 
 def save_wide_llama(directory: Path) -> Path:
-    """Twelve wide blocks of 50 MB, few words."""
+    """Eight wide blocks of 54 MB, few words."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
@@ -30,7 +32,7 @@ def save_wide_llama(directory: Path) -> Path:
     config = LlamaConfig(
         hidden_size=512,
         intermediate_size=8192,
-        num_hidden_layers=12,
+        num_hidden_layers=8,
         num_attention_heads=8,
         vocab_size=len(fast),
         max_position_embeddings=64,
@@ -48,7 +50,7 @@ def test_the_client_of_fsl_sage_trains_in_memory_that_fedavgs_does_not_fit(tmp_p
     """The federation learns, ends in the bits of the local run, and says what each process took."""
     said = io.StringIO()
     scale = Scale(save_wide_llama(tmp_path / "model"), memory=650_000_000, train=12, test=4, rounds=2)
-    language_demo(Console(file=said, width=250), tmp_path / "demo", scale)
+    language_demo(Console(file=said, width=250), tmp_path / "demo", scale, ForkingFederation)
     told = said.getvalue()
     assert "those of the local engine, bit for bit" in told
     assert "the memory of its process does not suffice: it may take 650 MB" in told
@@ -60,6 +62,6 @@ def test_the_client_of_fsl_sage_trains_in_memory_that_fedavgs_does_not_fit(tmp_p
         assert 100e6 < json.loads(file.read_text())["peak_memory_bytes"] < 800e6
     # The first site had the files of its part, the others got it from the server.
     logs = [(tmp_path / "demo" / "federation" / "logs" / f"node-{client}.log").read_text() for client in range(3)]
-    first = [log.split("train message")[0].count("Receiving: query.weights") for log in logs]
+    first = [log.split("train message")[0].count("query.weights") for log in logs]
     assert first[0] == 0
     assert first[1] == first[2] > 0

@@ -7,6 +7,7 @@ completions, and ends in the bits of the local engine. Then FedAvg is tried, who
 
 import json
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -45,10 +46,22 @@ class Scale:
     batch_size: int = 4
 
 
-def language_demo(console: Console, keep: Path | None = None, scale: Scale | None = None) -> None:
-    """Start a federation, train, compare, try FedAvg, clean up. `keep`: a directory whose files stay."""
+def language_demo(
+    console: Console,
+    keep: Path | None = None,
+    scale: Scale | None = None,
+    federated: Callable[[Path], LoopbackFederation] = LoopbackFederation,
+) -> None:
+    """Start a federation, train, compare, try FedAvg, clean up.
+
+    Args:
+        console: Where it says what it does.
+        keep: Where the files stay; if not given, they go.
+        scale: What is fine-tuned; if not given, SmolLM2-135M, which is fetched.
+        federated: Makes the federation, in a directory.
+    """
     scale = scale or Scale(fetch(SMOLLM2), memory=MEMORY)
-    with demo_directory(keep) as directory, LoopbackFederation(directory / "federation") as federation:
+    with demo_directory(keep) as directory, federated(directory / "federation") as federation:
         config = _config(directory, scale)
         console.print("An app for three sites, and the texts of each in a file of its own", style="bold")
         agreement, shares = agree(config, None)
@@ -101,7 +114,8 @@ def _config(directory: Path, scale: Scale) -> Config:
             data=DataConfig(name=f"jsonl:{texts}", sequence_length=64),
             model=ModelConfig(name=f"hf:{scale.model}", auxiliary="blocks:1"),
             lora=LoRAConfig(rank=4, dropout=0.0, auxiliary="adapters"),
-            optimizer=OptimizerConfig("adamw", lr=2e-3, weight_decay=0.0),
+            # A site can hold one block as its auxiliary, which tells little: its clients take small steps.
+            optimizer=OptimizerConfig("adamw", lr=2e-4, server_lr=1e-3, weight_decay=0.0),
             alignment=AlignmentConfig(samples=8, steps=2, batch_size=4),
         )
     )
