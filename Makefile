@@ -6,7 +6,7 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
 # Only files whose SHA-256 is known, none that is built here, and nothing that is not on the list.
 LOCKED := $(INSTALL) --require-hashes --no-deps --only-binary :all:
 
-.PHONY: run test test-long newcomer lint bench same-bits lock clean
+.PHONY: run test test-long newcomer lint bench docs same-bits lock clean
 
 run: $(VENV)/.installed
 	@echo "Training FSL-SAGE on 5,000 CIFAR-10 images: ResNet-18, 5 clients, 10 rounds. About two minutes on two cores."
@@ -45,6 +45,11 @@ lint: $(VENV)/.installed-for-tests
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks
+
+# The site needs no network, neither to be built nor to be read; its search needs a server, such as the one below.
+docs: $(VENV)/.installed-for-tests
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "The site is build/docs/index.html; with its search: $(PYTHON) -m http.server --bind 127.0.0.1 -d build/docs"
 
 # A refactoring leaves the bits: small runs with the sources of the commit BASE and with those of the working tree.
 same-bits: $(VENV)/.installed-for-tests
