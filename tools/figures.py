@@ -110,7 +110,7 @@ def curve(run: Path, theme: str, out: Path) -> None:
     axes.annotate(
         f"{scores[-1]:.1f} %", (moved[-1], scores[-1]), (0, 9), textcoords="offset points", ha="right", color=c["ink"]
     )
-    title = f"FSL-SAGE, {config['model']['name']}, {config['clients']} clients, {len(lines)} rounds"
+    title = f"{config['algorithm']}, {config['model']['name']}, {config['clients']} clients, {len(lines)} rounds"
     axes.set_title(title, color=c["ink"], loc="left", fontsize=11)
     axes.set_xlabel("communication, GiB", color=c["soft"])
     axes.set_ylabel("test accuracy, %", color=c["soft"])
