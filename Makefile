@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
 # Only files whose SHA-256 is known, none that is built here, and nothing that is not on the list.
 LOCKED := $(INSTALL) --require-hashes --no-deps --only-binary :all:
+# Tests start hundreds of processes. Each would compile the sources anew where the machine says not to keep bytecode.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: run test test-long newcomer lint bench docs same-bits lock clean
 
