@@ -139,8 +139,10 @@ def test_resume_is_exact(tiny, finished, algorithm, every, monkeypatch):
         {"model": {"name": "tests.test_experiment:channels_last", "cut": "second"}},
         {"algorithm": "local-loss", "local_steps": 2},
         {"algorithm": "heron-sfl", "local_steps": 2},
+        {"model": {"auxiliary": "ridge:9"}, "hold": 0.5, "align_every": 3, "parameter_fidelity": 2},
+        {"alignment": {"loss": "cosine", "scope": "client"}},
     ],
-    ids=["at start", "local auxiliary", "named rounds", "channels last", "local-loss", "heron-sfl"],
+    ids=["at start", "local auxiliary", "named rounds", "channels last", "local-loss", "heron-sfl", "ridge", "cosine"],
 )
 def test_resume_is_exact_with_options_too(tiny, monkeypatch, changes):
     changes = {"rounds": 5, "cohort": 0.67, "align_every": 2, **changes}

@@ -59,6 +59,29 @@ def test_a_run_learns_and_its_cost_was_known(texts: Tiny, algorithm: str) -> Non
     assert last["bytes_whole_models"] > last["bytes_paper"]
 
 
+ESTIMATORS: dict[str, dict[str, Any]] = {
+    "ridge": {"model": {"auxiliary": "ridge:9"}, "hold": 0.1, "align_every": 1},
+    "tokens": {"alignment": {"tokens": 300, "passes": 2, "max_tokens": 500, "loss": "cosine"}, "align_every": 1},
+}
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_estimators_learn_resume_exactly_and_their_cost_was_known(texts: Tiny, estimator: str) -> None:
+    """Interrupted after round 1; the run that goes on has the bits of one that was not."""
+    changes = {"rounds": 4, "cohort": 0.67, "optimizer": {"lr": 1e-2}, **ESTIMATORS[estimator]}
+    whole = run(texts(**changes))
+    foreseen, last = run_cost(texts(**changes)), whole.metrics[-1]
+    assert last["test_loss"] < whole.metrics[0]["test_loss"]
+    for name in ("bytes_total", "bytes_paper", "bytes_whole_models"):
+        assert foreseen[name] == last[name]
+    config = texts(**changes)
+    with pytest.raises(KeyboardInterrupt):
+        run(config, [Stop()])
+    again = resume(str(config.out))
+    assert again.model_file.read_bytes() == whole.model_file.read_bytes()
+    assert [line["fidelity_cosine"] for line in again.metrics] == [line["fidelity_cosine"] for line in whole.metrics]
+
+
 def test_the_bytes_of_an_upload_are_exact(texts: Tiny) -> None:
     config = texts(algorithm="cse-fsl", rounds=1, clients=2)
     ledger = (run(config).directory / "ledger.csv").read_text().splitlines()

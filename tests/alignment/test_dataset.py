@@ -2,7 +2,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsl_sage.alignment.dataset import AlignmentData, batches
+from fsl_sage.alignment.dataset import AlignmentData, batches, make_room
 from fsl_sage.wire.message import Smashed
 
 
@@ -52,3 +52,45 @@ def test_batches_cut_anew():
     assert [len(batch) for batch in batches(list(data), 0)] == [4, 4, 4]
     assert [len(batch) for batch in batches(list(data), 5)] == [5, 5, 2]
     assert [len(batch) for batch in batches(list(data), 11)] == [12]
+
+
+def texts(start, count, length):
+    """Texts with numbers from `start` on, each of as many tokens."""
+    numbers = torch.arange(start, start + count)
+    return Smashed((numbers.float()[:, None, None].expand(-1, length, 1),), {"labels": numbers})
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(2, 6), st.integers(1, 9)), min_size=1, max_size=12),
+    st.integers(1, 90),
+)
+def test_texts_of_all_clients_share_their_room(uploads, tokens):
+    """The oldest texts go first, whosever they are; two of the newest upload stay in any case."""
+    datasets, sizes, start = {}, {}, 0
+    for age, (client, count, length) in enumerate(uploads):
+        data = datasets.setdefault(client, AlignmentData(2**62))
+        data.add(texts(start, count, length))
+        data.number(age)
+        sizes |= dict.fromkeys(range(start, start + count), length)
+        start += count
+        make_room(datasets, tokens)
+    kept = sorted(number for data in datasets.values() for number in held(data))
+    assert kept == list(range(start - len(kept), start))  # the newest, without a gap
+    assert all(len(upload) >= 2 for data in datasets.values() for upload in data)
+    assert sum(sizes[number] for number in kept) <= tokens or len(kept) == 2
+    more = kept[0] - 1  # one text more would not have fitted, unless it were alone
+    if more >= 0 and more - 1 >= 0:
+        assert sum(sizes[number] for number in [more - 1, more, *kept]) > tokens
+
+
+def test_the_order_of_uploads_goes_through_a_checkpoint():
+    datasets = {0: AlignmentData(2**62), 1: AlignmentData(2**62)}
+    for age in range(24):
+        datasets[age % 2].add(texts(3 * age, 3, 2))
+        datasets[age % 2].number(age)
+    again = {client: AlignmentData(2**62) for client in datasets}
+    for client, data in datasets.items():
+        again[client].load_state(data.state())
+    for each in (datasets, again):
+        make_room(each, 50)
+    assert [held(data) for data in again.values()] == [held(data) for data in datasets.values()]

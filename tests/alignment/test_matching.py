@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from fsl_sage.alignment.matching import _per_sample, _square, align, matching_loss
+from fsl_sage.alignment.matching import UnusableError, _per_sample, _square, align, direction_loss, matching_loss
 from fsl_sage.config import AlignmentConfig
+from fsl_sage.split import add_fitted_scale, fitted_scale
 
 from .conftest import head, upload
 
@@ -99,6 +100,11 @@ def test_the_number_of_steps(passes):
     assert count(steps=7, batch_size=0) == 7
     assert count(passes=5, batch_size=0) == 15
     assert count(passes=2, batch_size=6) == 4
+    # A batch of 4 samples of 4 channels is taken for 16 tokens.
+    assert count(passes=5, batch_size=0, max_tokens=100) == 6
+    assert count(steps=2, batch_size=0, max_tokens=100) == 2
+    with pytest.raises(UnusableError, match=r"--alignment.max-tokens 15 is less than one batch has"):
+        count(steps=2, batch_size=0, max_tokens=15)
 
 
 def test_matching_subtracts_in_single_precision(passes):
@@ -110,3 +116,41 @@ def test_matching_subtracts_in_single_precision(passes):
     rounded = _square(tuple(e * 6 - t for e, t in zip(estimate, target, strict=True)))
     found = matching_loss(auxiliary, batch, target, 1.0, passes).item() * 6
     assert abs(found - float(exact)) < 0.1 * abs(float(rounded) - float(exact))
+
+
+def test_alignment_by_direction_turns_the_estimates_and_scales_them(passes):
+    server, auxiliary = head(1), head(2)
+    add_fitted_scale(auxiliary)
+    uploads = [upload(32), upload(32, 1)]
+    losses = align(
+        auxiliary, server, uploads, passes, AlignmentConfig(steps=200, lr=1e-2, batch_size=0, loss="cosine"), stream()
+    )
+    assert 0 < losses[-1] < 0.5 * losses[0] < 2
+    scale = fitted_scale(auxiliary)
+    assert scale != 1
+    pairs = [(passes.cut_gradient(auxiliary, *b)[0][0], passes.cut_gradient(server, *b)[0][0]) for b in uploads]
+    left = sum(((e - t) * e).sum() for e, t in pairs)  # the rest of a least-squares fit is at right angles to it
+    assert abs(float(left)) < 1e-3 * float(sum(e.square().sum() for e, _ in pairs))
+
+
+def test_the_fitted_scale_multiplies_what_clients_get_in_every_mode(passes):
+    auxiliary, batch = head(1), upload(6)
+    plain = passes.cut_gradient(auxiliary, *batch)[0][0], passes.learn(auxiliary, *batch)[0][0]
+    add_fitted_scale(auxiliary)
+    fitted_scale(auxiliary).fill_(3.0)
+    scaled = passes.cut_gradient(auxiliary, *batch)[0][0], passes.learn(auxiliary, *batch)[0][0]
+    for one, three in zip(plain, scaled, strict=True):
+        torch.testing.assert_close(three, 3 * one)
+    raw = passes.cut_gradient(auxiliary, *batch, create_graph=True)[0][0]
+    torch.testing.assert_close(raw, plain[0])
+
+
+def test_the_direction_alone_counts(passes):
+    auxiliary, batch = head(1), upload(6)
+    target = target_of(auxiliary, batch, passes)
+    assert direction_loss(auxiliary, batch, target, passes).item() == pytest.approx(0, abs=1e-6)
+    assert direction_loss(auxiliary, batch, (7 * target[0],), passes).item() == pytest.approx(0, abs=1e-6)
+    assert direction_loss(auxiliary, batch, (-target[0],), passes).item() == pytest.approx(2, abs=1e-6)
+    nothing = direction_loss(auxiliary, batch, (0 * target[0],), passes)
+    nothing.backward()
+    assert nothing.item() == 0

@@ -56,7 +56,8 @@ from . import own_table
 
 
 def language(directory: Path, family: str = "llama", **changes: Any) -> Deployment:
-    values = {**save_all(directory, family), "out": str(directory / "local"), "clients": 2, "rounds": 2, **changes}
+    usual = {**save_all(directory, family), "out": str(directory / "local"), "clients": 2, "rounds": 2}
+    values = {**usual, **changes, "model": {**usual["model"], **changes.get("model", {})}}
     values["data"] = {**values["data"], "sequence_length": 24}
     return Deployment(tiny_config(values), directory, tokenizer=str(directory / family))
 
@@ -80,11 +81,12 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Deployment, Record
     "changes",
     [
         {"align_every": 1},
+        {"align_every": 1, "model": {"auxiliary": "ridge:9"}, "hold": 0.5},
         pytest.param({"algorithm": "cse-fsl", "lora": {"dropout": 0.1}}, marks=pytest.mark.slow),
         pytest.param({"algorithm": "fedavg"}, marks=pytest.mark.slow),
         pytest.param({"family": "gpt2", "lora": {"auxiliary": "adapters"}}, marks=pytest.mark.slow),
     ],
-    ids=["fsl-sage", "cse-fsl with dropout", "fedavg", "gpt2"],
+    ids=["fsl-sage", "ridge", "cse-fsl with dropout", "fedavg", "gpt2"],
 )
 def test_language_models_give_the_bits_of_the_local_engine(tmp_path: Path, changes: dict[str, Any]) -> None:
     deployment = language(tmp_path, **changes)

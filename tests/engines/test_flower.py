@@ -125,10 +125,12 @@ AVERAGING = {
         {"algorithm": "fsl-sage", "align_every": 2, **AVERAGING},
         {"codec": CODECS, "cohort": 0.67, "rounds": 4, "data": {"partition": "dirichlet", "alpha": 0.5}},
         {"codec": {"preset": "small", "activations": "cached-int4+zstd"}, "align_every": 2, "rounds": 3},
+        {"model": {"auxiliary": "ridge:9"}, "hold": 0.5, "cohort": 0.67, "rounds": 4, "codec": {"auxiliary": "int8"}},
+        {"alignment": {"loss": "cosine"}, "align_every": 2, "rounds": 3},
     ],
     ids=[
         *("fsl-sage", "warm", "lazy", "cse-fsl", "fedavg", "cohort", "smoothing", "local-auxiliary", "float64"),
-        *("heron-sfl", "local-loss", "fedavg-averaging", "fsl-sage-averaging", "codecs", "cached"),
+        *("heron-sfl", "local-loss", "fedavg-averaging", "fsl-sage-averaging", "codecs", "cached", "ridge", "cosine"),
     ],
 )
 def test_bits_ledger_and_metrics_are_those_of_the_local_engine(deploy, changes):
@@ -147,8 +149,9 @@ def test_bits_ledger_and_metrics_are_those_of_the_local_engine(deploy, changes):
         {"algorithm": "fedavg", **AVERAGING},
         {"codec": CODECS},
         {"algorithm": "cse-fsl", "codec": {"preset": "small", "weights": "fp16"}},
+        {"model": {"auxiliary": "ridge:9"}, "hold": 0.5},
     ],
-    ids=["fsl-sage", "cse-fsl", "fedavg", "local-loss", "controls", "codecs", "codecs of cse-fsl"],
+    ids=["fsl-sage", "cse-fsl", "fedavg", "local-loss", "controls", "codecs", "codecs of cse-fsl", "ridge"],
 )
 def test_the_tensors_that_cross_are_what_the_ledger_bills(deploy, changes):
     deployment = deploy(**{"rounds": 3, "align_every": 2, **changes})

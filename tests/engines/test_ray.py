@@ -141,10 +141,12 @@ def test_bits_are_those_of_the_local_engine(small, on_ray, assert_like_local, al
         {"algorithm": "splitfed-ms", "averaging": {"rule": "clipped"}},
         {"codec": CODECS, "cohort": 0.6, "rounds": 3},
         {"codec": {**CODECS, "gradients": "int8+zstd"}, "algorithm": "splitfed-ss"},
+        {"model": {"auxiliary": "ridge:9"}, "hold": 0.5, "alignment": {"scope": "client"}, "cohort": 0.6, "rounds": 3},
     ],
     ids=[
         *("cohort", "local statistics", "pooled", "blocked", "aligned at start", "by client at start"),
         *("joint step", "sl", "local-loss", "cpsl", "adaptsfl", "corrections", "clipped", "codecs", "codecs, waiting"),
+        "ridge",
     ],
 )
 def test_other_settings_too(small, on_ray, assert_like_local, changes):

@@ -93,6 +93,17 @@ def test_every_algorithm_is_planned_by_its_own_code(both, algorithm):
     assert_close(both("small-cnn", algorithm, "block2"), rel=0.01)
 
 
+@pytest.mark.parametrize("options", [{}, {"hold": 0.1}], ids=["free", "held"])
+@pytest.mark.parametrize("auxiliary", ["ridge", "ridge:30"])
+def test_a_ridge_and_a_hold_are_planned(auxiliary, options, tmp_path):
+    own = FSLSAGEOptions(align_rounds=(1,), **options)
+    config = replace(config_of("small-cnn", "fsl-sage"), options=own, out=str(tmp_path / "run"))
+    config = replace(config, model=ModelConfig(name="small-cnn", auxiliary=auxiliary, cut="block2"))
+    (row,) = [row for row in cuts_of(config) if row.point.name == "block2"]
+    line = run(config).metrics[0]
+    assert asdict(row.client) == {name: line[f"client_{name}"] for name in asdict(row.client)}
+
+
 def test_other_optimizers_remember_other_things(both):
     sgd = replace(Config().optimizer, name="sgd", lr=0.01, momentum=0.9)
     assert_close(both("small-cnn", "cse-fsl", "block1", optimizer=sgd), rel=0.01)

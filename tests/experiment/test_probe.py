@@ -107,6 +107,33 @@ def measured():
     return found, expected(batches, before, after, auxiliaries, steps, -(-steps // 2))
 
 
+def test_parameter_fidelity_is_that_of_the_formulas():
+    """The first batch's estimate, and its own gradient, against the gradient of all other batches by samples."""
+    setup = make_setup(config(), problem())
+    draw = np.random.default_rng(2)
+    matrices = [draw.normal(size=shape) for shape in ((CUT, INPUTS), (OUTPUTS, CUT))]
+    auxiliaries = [draw.normal(size=(OUTPUTS, CUT)) for _ in range(CLIENTS)]
+    names = {part: next(iter(setup.initial[part])) for part in ("client", "server", "auxiliary")}
+    parts = {part: {names[part]: torch.tensor(x)} for part, x in zip(("client", "server"), matrices, strict=True)}
+    point = Point(parts, {i: {names["auxiliary"]: torch.tensor(x)} for i, x in enumerate(auxiliaries)})
+    probe = Probe(setup)
+    batches = [[(b.inputs.numpy(), b.target["y"].numpy()) for b in probe._batches(client)] for client in range(CLIENTS)]
+    cosines, true_cosines = [], []
+    for client, own in enumerate(batches):
+        others = [batch for number, each in enumerate(batches) for batch in each[int(number == client) :]]
+        wanted = sum(len(x) * by_hand(x, y, *matrices)[3] for x, y in others)
+        guess, true = (by_hand(*own[0], matrices[0], behind)[3] for behind in (auxiliaries[client], matrices[1]))
+        for found, vector in ((cosines, guess), (true_cosines, true)):
+            found.append(vector @ wanted / np.linalg.norm(vector) / np.linalg.norm(wanted))
+    assert probe.parameter_fidelity(point) == pytest.approx(
+        {
+            "fidelity_parameters_cosine": np.mean(cosines),
+            "fidelity_parameters_cosine_true": np.mean(true_cosines),
+        },
+        rel=1e-10,
+    )
+
+
 def test_every_quantity_is_that_of_the_formulas(measured):
     found, wanted = measured
     assert set(found) == set(wanted)

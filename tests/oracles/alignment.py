@@ -77,6 +77,20 @@ def cut_batches(uploads: list[Samples], batch_size: int) -> list[Samples]:
     return [everything[start:end] for start, end in zip(starts, ends, strict=True)]
 
 
+def keep_newest_tokens(uploads: list[tuple[int, Samples]], tokens: int) -> list[tuple[int, Samples]]:
+    """Uploads of all clients as they came. Texts are dropped one by one from the front until the rest fits; a rest of
+    one text is dropped too."""
+    kept = list(uploads)
+    while sum(upload.z.shape[0] * upload.z.shape[1] for _, upload in kept) > tokens:
+        client, oldest = kept[0]
+        kept[0] = client, oldest[1:]
+        if len(oldest) == 1:
+            kept.pop(0)
+    if kept and len(kept[0][1]) == 1:
+        kept.pop(0)
+    return kept
+
+
 def sample_gradients(given: Given, module: nn.Module, batch: Samples, create_graph: bool = False) -> Tensor:
     """z_b: the cut gradients by sample. The gradient of the mean loss, times the number of terms in the mean."""
     gradient = cut_gradient(given, module, batch.z, batch.target, create_graph)
@@ -96,6 +110,33 @@ def alignment_loss(given: Given, auxiliary: nn.Module, batch: Samples, z_b: Tens
     return (estimate - z_b).square().sum() / (len(batch) * mean_square)
 
 
+def direction_loss(given: Given, auxiliary: nn.Module, batch: Samples, z_b: Tensor) -> Tensor:
+    """sum_i |g_i| (1 - cos_i) / sum_i |g_i|, row by row."""
+    estimate = sample_gradients(given, auxiliary, batch, create_graph=True)
+    losses, lengths = [], []
+    for place in rows(given, z_b):
+        length = z_b[place].square().sum().sqrt()
+        if length > 0:
+            cosine = (estimate[place] * z_b[place]).sum() / (estimate[place].square().sum().sqrt() * length)
+            losses.append(length * (1 - cosine))
+            lengths.append(length)
+    return sum(losses) / sum(lengths)
+
+
+def rows(given: Given, z_b: Tensor) -> list[tuple[int, ...]]:
+    """The places of the loss terms."""
+    if not given.token_rows:
+        return [(sample,) for sample in range(len(z_b))]
+    return [(sample, token) for sample in range(len(z_b)) for token in range(z_b.shape[1])]
+
+
+def fitted_scale(given: Given, auxiliary: nn.Module, batches: list[Samples], targets: list[Tensor]) -> float:
+    """The s that makes sum |s g-hat - g|^2 least, by a solver of least squares."""
+    estimates = torch.cat([sample_gradients(given, auxiliary, batch, create_graph=True).flatten() for batch in batches])
+    wanted = torch.cat([z_b.flatten() for z_b in targets])
+    return float(torch.linalg.lstsq(estimates.detach()[:, None], wanted[:, None]).solution)
+
+
 def align(
     given: Given,
     server: nn.Module,
@@ -109,10 +150,15 @@ def align(
     if mean_square == 0 or not math.isfinite(mean_square):
         return False
     for index in order:
-        loss = alignment_loss(given, auxiliary, batches[index], targets[index], mean_square)
+        if given.alignment.loss == "cosine":
+            loss = direction_loss(given, auxiliary, batches[index], targets[index])
+        else:
+            loss = alignment_loss(given, auxiliary, batches[index], targets[index], mean_square)
         optimizer.zero_grad()
         loss.backward()
         if given.alignment.clip is not None:
             clip_grad_norm_(trained(auxiliary), given.alignment.clip, foreach=False)
         optimizer.step()
+    if given.alignment.loss == "cosine":
+        auxiliary.fitted_scale.fill_(fitted_scale(given, auxiliary, batches, targets))
     return True

@@ -116,6 +116,8 @@ class Client:
     """The last round that it took part in."""
     corrections: dict[str, Correction] = field(default_factory=dict)
     """By part: what FedProx and SCAFFOLD add to its gradients."""
+    held: nn.Module | None = None
+    """With a hold: its client part as it was when it got its auxiliary."""
 
 
 def new_clients(given: Given, held: Iterable[str]) -> list[Client]:

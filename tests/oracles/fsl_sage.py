@@ -1,9 +1,13 @@
 """FSL-SAGE, to be read beside the paper's Algorithms 1 to 3. Lazy FSL-SAGE is the same with `align_until` (T')."""
 
+import copy
+
+import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
-from tests.oracles.alignment import Samples, align, cut_batches, keep_newest
+from tests.oracles.alignment import Samples, align, cut_batches, keep_newest, keep_newest_tokens
+from tests.oracles.alignment import rows as alignment_rows
 from tests.oracles.common import (
     Client,
     FServer,
@@ -17,12 +21,14 @@ from tests.oracles.common import (
     new_clients,
     new_optimizer,
     new_part,
+    running_statistics_untouched,
     state,
     step_on_cut_gradient,
     trained,
 )
 from tests.oracles.cse_fsl import step_on_own_loss
 from tests.oracles.given import Found, Given, Target, Tensors
+from tests.oracles.ridge import Regression, estimated_gradient, mean_square
 
 POOLED = -1
 """In the place of a client's number: the one auxiliary for all."""
@@ -42,6 +48,8 @@ class Federation:
         self.clients = new_clients(given, held)
         self.f_server = FServer(given, self.ledger, {"client model": ("client",)}, held)
         self.s_server = SServer(given)
+        self.renewed: set[int] = set()
+        """The clients that will begin their next round with a new auxiliary."""
         self.waiting: dict[int, Tensors] = {}
         """By client: the newest aligned auxiliary that has not reached it."""
 
@@ -74,6 +82,13 @@ class Federation:
         load(client.parts["auxiliary"], auxiliary)
         self.waiting.pop(client.number, None)
         self.f_server.send_newest(t, client)
+        if client.number in self.renewed or client.held is None:
+            self.take_hold(client)
+
+    def take_hold(self, client: Client) -> None:
+        """With a hold: what the client has now is where its auxiliary is good."""
+        self.renewed.discard(client.number)
+        client.held = copy.deepcopy(client.parts["client"])
 
     def next_auxiliary(self, client: Client) -> Tensors:
         """What the client will use in its next round: the one that waits for it, or its own, or that of a newcomer."""
@@ -102,15 +117,29 @@ class Federation:
                 if trains_auxiliary:
                     step_on_own_loss(given, client, z[client.number], target)
                 else:
-                    estimate = cut_gradient(given, client.parts["auxiliary"], z[client.number], target)
+                    inputs, _ = given.batches[t, client.number, k]
+                    estimate = self.estimate(client, z[client.number], target)
+                    if given.hold:
+                        estimate = estimate + pull(given, client, inputs, z[client.number], target)
                     step_on_cut_gradient(client, z[client.number], estimate)
+
+    def estimate(self, client: Client, z: Tensor, target: Target) -> Tensor:
+        """z_b by the client's auxiliary."""
+        given, auxiliary = self.given, client.parts["auxiliary"]
+        if given.ridge is not None:
+            return estimated_gradient(given, auxiliary, z, target)
+        gradient = cut_gradient(given, auxiliary, z, target)
+        return gradient * auxiliary.fitted_scale if given.alignment.loss == "cosine" else gradient
 
     def align(self, t: int, chosen: list[int] | None = None) -> None:
         """Algorithm 3, from line 9: the auxiliaries reach the round's cohort, and wait for all others."""
         for number, tensors in self.s_server.align(t, chosen).items():
+            self.renewed.add(number)
             if number in self.given.cohorts[t]:
                 load(self.clients[number].parts["auxiliary"], tensors)
                 self.ledger.bill(t, number, "down", "auxiliary", tensors.values())
+                if self.given.align_at == "start":
+                    self.take_hold(self.clients[number])
             else:
                 self.waiting[number] = tensors
 
@@ -122,6 +151,17 @@ class Federation:
             load(client.parts["auxiliary"], mean)
             self.ledger.bill(t, client.number, "up", "auxiliary", mean.values())
             self.ledger.bill(t, client.number, "down", "auxiliary", mean.values())
+
+
+def pull(given: Given, client: Client, inputs: Tensor, z: Tensor, target: Target) -> Tensor:
+    """hold (z - z_0) / mean square of z_0, over the loss terms; the mean is over a token, or over an image."""
+    assert client.held is not None
+    with torch.no_grad(), running_statistics_untouched(client.held):
+        z_0 = client.held(inputs)
+    found = torch.zeros_like(z_0)
+    for place in alignment_rows(given, z_0):
+        found[place] = given.hold * (z.detach()[place] - z_0[place]) / mean_square(z_0[place])
+    return found / given.terms(target)
 
 
 def aligns(given: Given, t: int) -> bool:
@@ -138,6 +178,10 @@ class SServer:
         self.optimizer = new_optimizer(given, self.module, given.server_lr, given.weight_decay)
         self.uploads: dict[int, list[Samples]] = {}
         """By client."""
+        self.arrived: list[tuple[int, Samples]] = []
+        """The same in the order in which they came, where tokens are counted."""
+        self.regressions: dict[int, Regression] = {}
+        """By client, or POOLED: what a ridge auxiliary is fitted to."""
         self.unaligned: Tensors = dict(given.initial["auxiliary"])
         """The auxiliary of those that were never aligned: the initial one, or the average of a warm start."""
         self.auxiliaries: dict[int, nn.Module] = {}
@@ -150,9 +194,22 @@ class SServer:
 
     def learn(self, client: int, z: Tensor, target: Target) -> None:
         """One step of the server part on an upload, which is stored."""
-        backward_and_step(self.given.loss(self.module(z), target), [self.optimizer])
+        given, options = self.given, self.given.alignment
+        z = z.requires_grad_()
+        backward_and_step(given.loss(self.module(z), target), [self.optimizer])
+        z, gradient = z.detach(), z.grad
+        if given.ridge is not None:
+            owner = POOLED if options.scope == "pooled" else client
+            regression = self.regressions.setdefault(owner, Regression())
+            regression.add(given, given.parts["auxiliary"](), z, target, gradient)
+        if options.tokens is not None:
+            self.arrived = keep_newest_tokens([*self.arrived, (client, Samples(z, target))], options.tokens)
+            self.uploads = {}
+            for number, upload in self.arrived:
+                self.uploads.setdefault(number, []).append(upload)
+            return
         uploads = [*self.uploads.get(client, []), Samples(z, target)]
-        self.uploads[client] = keep_newest(uploads, self.given.alignment.samples)
+        self.uploads[client] = keep_newest(uploads, options.samples)
         self.new.add(client)
 
     def drifted(self, t: int) -> list[int]:
@@ -193,6 +250,8 @@ class SServer:
     def _align_one(self, t: int, owner: int, uploads: list[Samples]) -> Tensors | None:
         """Aligns the auxiliary of `owner`; None if the server's gradients are zero or not finite."""
         options = self.given.alignment
+        if self.given.ridge is not None:
+            return {"weight": self.regressions[owner].solve(self.given.ridge.strength)}
         if owner not in self.auxiliaries:
             self.auxiliaries[owner] = new_part(self.given, "auxiliary")
             load(self.auxiliaries[owner], self.unaligned)

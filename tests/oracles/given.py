@@ -32,6 +32,20 @@ class Alignment:
     """"pooled" or "client"."""
     keeps_optimizer: bool = False
     """Whether the optimizer's state goes on from one alignment to the next."""
+    loss: str = "squared"
+    """"squared" or "cosine". With the latter an auxiliary has a buffer fitted_scale."""
+    tokens: int | None = None
+    """Texts: in the place of `samples`, the tokens that are kept of all clients together."""
+
+
+@dataclass(frozen=True)
+class Ridge:
+    """An auxiliary that is a linear estimator. Then the part "auxiliary" is a RidgeAuxiliary."""
+
+    strength: float
+    forgetting: float
+    signs: Tensor | None = None
+    """[random features, other features]: the matrix of the random features, if there are any."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +135,11 @@ class Given:
     warm_start: bool = False
     local_auxiliary: bool = False
     alignment: Alignment = field(default_factory=Alignment)
+    ridge: Ridge | None = None
+    hold: float = 0.0
+    """How strongly a client's activations are pulled to those of the weights with which it got its auxiliary."""
+    token_rows: bool = False
+    """Whether loss terms are the tokens of texts, [B, L], and not samples."""
     hands_on_optimizer: bool = False
     """SL, CPSL: whether the state of the client part's optimizer travels with x_c."""
     alternate: bool = False

@@ -23,8 +23,10 @@ from fsl_sage.problems.batches import batch_indices
 from fsl_sage.roles import server_jobs
 from fsl_sage.roles.client import local_order
 from fsl_sage.seeding import generator, numpy_generator
+from fsl_sage.split import Ridge
 from fsl_sage.wire.paths import below, grouped
 from tests.oracles.given import Alignment, Distillation, Found, FServerOptimizer, Given, Tensors
+from tests.oracles.given import Ridge as RidgeOptions
 
 
 class TinyResNet(nn.Module):
@@ -223,8 +225,21 @@ def given_for(
             start=alignment.start,
             scope=alignment.scope,
             keeps_optimizer=alignment.optimizer_state == "kept",
+            loss=alignment.loss,
+            tokens=alignment.tokens,
         ),
+        ridge=_ridge(config, setup),
+        token_rows=task.term_dimensions == 2,
     )
+
+
+def _ridge(config: Config, setup: Setup) -> RidgeOptions | None:
+    """The options of a ridge auxiliary, and the matrix of its random features, which the package draws."""
+    ridge = setup.modules.get("auxiliary")
+    if not isinstance(ridge, Ridge):
+        return None
+    signs = ridge._drawn.signs(ridge.random, ridge.inputs, ridge.seed) if ridge.random else None
+    return RidgeOptions(config.alignment.ridge, config.alignment.forgetting, signs)
 
 
 def _distillation(config: Config, setup: Setup, cohorts: list[list[int]], own: dict[str, Any]) -> Distillation:

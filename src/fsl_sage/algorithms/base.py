@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from fsl_sage.config import AveragingConfig, Config, option
 from fsl_sage.errors import InputError
 from fsl_sage.roles.protocols import ClientRole, FServerRole, SServerRole, Update
+from fsl_sage.split import random_features
 from fsl_sage.wire.message import AUXILIARY, CLIENT_MODEL, DECODER, FULL_MODEL, Message, Tensors
 
 LocalRound = Generator[Message, Message | None, None]
@@ -75,6 +76,8 @@ class Algorithm(ABC):
     """Whether an S-server holds the server part (not in FedAvg)."""
     stores_uploads: bool = False
     """Whether the S-server keeps the newest uploads."""
+    takes_estimators: bool = False
+    """Whether an auxiliary may be one without a loss, a ridge: clients neither train it nor look at its output."""
     in_turn: bool = False
     """Whether a client gets the averaged weights when its turn comes, and not when the round ends. So there is one
     transfer down and one up for each turn, and no first download of what is averaged."""
@@ -91,6 +94,16 @@ class Algorithm(ABC):
         own = {name: value for name, value in self.averages_with.items() if given[name] is None or given[name] is False}
         self.averaging: AveragingConfig = replace(config.averaging, **own)
         """The options of averages and corrections: those that are given, and those for which it stands."""
+        if (
+            "auxiliary" in self.holds
+            and not self.takes_estimators
+            and random_features(config.model.auxiliary) is not None
+        ):
+            raise InputError(
+                f"--model.auxiliary {config.model.auxiliary} cannot run with {config.algorithm}: its clients train "
+                "auxiliaries on a loss, and a ridge auxiliary has none, only estimates of the cut gradients. Give "
+                "--model.auxiliary blocks:1, or --algorithm fsl-sage."
+            )
         self.labels_stay = len(config.model.cuts) == 2
         """A U-shape: the client has the head too, computes the loss itself and keeps its labels."""
         if self.labels_stay:

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from fsl_sage.algorithms.base import Algorithm, LocalRound
-from fsl_sage.config import ROUND, WHOLE, Config, check_ranges
+from fsl_sage.config import FROM_ZERO, ROUND, WHOLE, Config, check_ranges
 from fsl_sage.errors import InputError
 from fsl_sage.roles.protocols import ClientRole, SServerRole
+from fsl_sage.split import random_features
 from fsl_sage.wire.message import Message, Smashed
 
 
@@ -35,10 +36,14 @@ class FSLSAGEOptions:
     """Let the clients train the auxiliaries in round 0 as in CSE-FSL."""
     local_auxiliary: bool = False
     """Let the clients train their auxiliaries on their own loss between alignments, and keep them."""
+    hold: float = 0.0
+    """How strongly a client is held near the weights that it had when it got its auxiliary, whose estimates are good
+    only near them: this times (z - z_0) / rms(z_0)^2 is added to them; 0 is not at all."""
 
     def __post_init__(self) -> None:
         below = ("a number from -1 to 1", -1, 1)
-        check_ranges(self, {"upload_every": WHOLE, "align_every": WHOLE, "align_until": ROUND, "align_below": below})
+        ranges = {"upload_every": WHOLE, "align_every": WHOLE, "align_until": ROUND, "align_below": below}
+        check_ranges(self, {**ranges, "hold": FROM_ZERO})
         if any(t < 0 for t in self.align_rounds):
             raise InputError(f"--align-rounds {min(self.align_rounds)} is not possible: give rounds from 0 up.")
         if self.align_when == "drift" and (self.align_at == "start" or self.align_rounds):
@@ -74,6 +79,7 @@ class FSLSAGE(Algorithm):
     averaged = ("client",)
     holds = ("client", "auxiliary")
     stores_uploads = True
+    takes_estimators = True  # its clients need the auxiliary's gradients alone, not a loss
     waits_for = "the auxiliary in the middle of a round, by --align-at start"
 
     def __init__(self, config: Config) -> None:
@@ -83,9 +89,29 @@ class FSLSAGE(Algorithm):
                 f"--align-at start cannot run with --order {config.order}: all clients upload before the alignment. "
                 "Give --order interleaved."
             )
+        self.fits = random_features(config.model.auxiliary) is not None
+        """Whether the auxiliary is fitted to z_b in closed form, and not trained."""
+        if self.fits:
+            self._check_fitted()
         self.upload_every = self.options.upload_every  # K / Q
         self.align_every = self.options.align_every  # l
         self.align_until = config.rounds if self.options.align_until is None else self.options.align_until  # T'
+
+    def _check_fitted(self) -> None:
+        """Refuse what a ridge auxiliary cannot do."""
+        auxiliary = f"--model.auxiliary {self.config.model.auxiliary}"
+        trained = {"--warm-start": self.options.warm_start, "--local-auxiliary": self.options.local_auxiliary}
+        for name in (name for name, given in trained.items() if given):
+            raise InputError(f"{name} cannot run with {auxiliary}: it has no loss that a client could train it by.")
+        if self.config.alignment.loss == "cosine":
+            raise InputError(
+                f"--alignment.loss cosine cannot run with {auxiliary}: its closed form is that of the squared "
+                "distance. Give --alignment.loss squared."
+            )
+        if self.config.model.recalibrate:
+            raise InputError(
+                f"--model.recalibrate cannot run with {auxiliary}: its uploads become sums and are not stored."
+            )
 
     def local_round(self, client: ClientRole, t: int) -> LocalRound:
         """Algorithm 1, lines 8-16."""
@@ -95,13 +121,22 @@ class FSLSAGE(Algorithm):
                 reply = yield Smashed(z, batch.target)
                 if reply is not None:  # line 4 with --align-at start: x_a from the S-server
                     self.on_download(client, reply)
-            client.backward(z, client.auxiliary_gradient(z, batch.target))
+            estimate = client.auxiliary_gradient(z, batch.target)
+            if self.options.hold:
+                estimate = client.held(batch, z, estimate, self.options.hold)
+            client.backward(z, estimate)
             client.step()
+
+    def on_download(self, client: ClientRole, message: Message) -> None:
+        """Algorithm 1, line 4: x_a. With --hold it is good near the client's weights of this moment."""
+        super().on_download(client, message)
+        if self.options.hold:
+            client.take_hold()
 
     def on_upload(self, server: SServerRole, client: int, upload: Message) -> None:
         """Algorithm 3, lines 4-7."""
-        server.learn(client, upload)
-        server.remember(client, upload)
+        gradients = server.learn(client, upload, cut_gradient=self.fits)
+        server.remember(client, upload, gradients)
 
     def end_of_round(self, server: SServerRole, t: int) -> Iterator[tuple[int, Message]]:
         """Algorithm 3, lines 9-13: align the auxiliary of every client that has alignment data."""

@@ -1,5 +1,6 @@
 """The alignment dataset of a client: its newest uploads, bounded."""
 
+import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -25,6 +26,11 @@ class Upload(NamedTuple):
         return Upload(tuple(x[-count:] for x in self.z), {name: x[-count:] for name, x in self.target.items()})
 
 
+def tokens_in(upload: Upload) -> int:
+    """The positions of uploaded texts, padding included."""
+    return math.prod(upload.z[0].shape[:2])
+
+
 class AlignmentData:
     """The newest uploads with their batch boundaries, at most `capacity` samples; older ones are forgotten.
 
@@ -34,6 +40,8 @@ class AlignmentData:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self._uploads: deque[Upload] = deque()
+        self._ages: deque[int] = deque()
+        """The numbers of the uploads among those of all clients, where these share their room."""
 
     def __len__(self) -> int:
         return sum(len(upload) for upload in self._uploads)
@@ -52,6 +60,34 @@ class AlignmentData:
                 self._uploads.appendleft(oldest.last(left))
             excess -= len(oldest)
 
+    def number(self, age: int) -> None:
+        """Say which of all clients' uploads the newest one is."""
+        self._ages.append(age)
+
+    @property
+    def tokens(self) -> int:
+        """Of all uploads that are kept."""
+        return sum(map(tokens_in, self._uploads))
+
+    @property
+    def is_single(self) -> bool:
+        """Whether one upload is all that is kept."""
+        return len(self._uploads) == 1
+
+    @property
+    def age(self) -> int:
+        """The number of the oldest upload."""
+        return self._ages[0]
+
+    def drop_oldest(self, tokens: int) -> None:
+        """Free at least as many tokens, as far as the oldest upload has them, from its front."""
+        oldest = self._uploads.popleft()
+        left = len(oldest) - -(-tokens // oldest.z[0].shape[1])
+        if left >= 2:  # BatchNorm needs two
+            self._uploads.appendleft(oldest.last(left))
+        else:
+            self._ages.popleft()
+
     def newest(self) -> Upload:
         """The last upload."""
         return self._uploads[-1]
@@ -62,13 +98,17 @@ class AlignmentData:
         for index, upload in enumerate(self._uploads):
             state |= {f"{index}/z/{number}": tensor for number, tensor in enumerate(upload.z)}
             state |= {f"{index}/target/{name}": tensor for name, tensor in upload.target.items()}
-        return state
+        return state | {f"{index}/age/0": torch.tensor(age) for index, age in enumerate(self._ages)}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `state` returned."""
         found: dict[int, tuple[dict[int, Tensor], Tensors]] = {}
-        for path, tensor in state.items():
+        self._ages = deque()
+        for path, tensor in sorted(state.items(), key=lambda item: int(item[0].partition("/")[0])):
             index, kind, name = path.split("/", 2)
+            if kind == "age":
+                self._ages.append(int(tensor))
+                continue
             z, target = found.setdefault(int(index), ({}, {}))
             if kind == "z":
                 z[int(name)] = tensor
@@ -77,6 +117,27 @@ class AlignmentData:
         self._uploads = deque(
             Upload(tuple(z[number] for number in sorted(z)), target) for _, (z, target) in sorted(found.items())
         )
+
+
+def make_room(datasets: dict[int, AlignmentData], tokens: int) -> None:
+    """Let the oldest texts of all clients go until the rest has at most as many tokens.
+
+    Two texts of the newest upload stay in any case. A client of whom nothing is left is no longer there.
+    """
+    excess = sum(data.tokens for data in datasets.values()) - tokens
+    while excess > 0:
+        client = min(datasets, key=lambda client: datasets[client].age)
+        data = datasets[client]
+        before = data.tokens
+        if len(datasets) == 1 and data.is_single:
+            spare = before - 2 * tokens_in(data.newest().last(1))
+            if spare > 0:
+                data.drop_oldest(min(excess, spare))
+            return
+        data.drop_oldest(excess)
+        excess -= before - data.tokens
+        if not data.tokens:
+            del datasets[client]
 
 
 def batches(uploads: Sequence[Upload], size: int) -> list[Upload]:

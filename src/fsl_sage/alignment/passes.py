@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fsl_sage.models.conv import gradients_of_inputs
 from fsl_sage.models.norm import batch_statistics
 from fsl_sage.problems.base import Task
-from fsl_sage.split import detached_leaves
+from fsl_sage.split import Ridge, detached_leaves, fitted_scale
 
 Smash = tuple[Tensor, ...]
 """The boundary tensors z_f of a cut, [B, *cut] each; the cut gradients z_b have the same form."""
@@ -40,15 +40,18 @@ class Passes:
         with self.autocast():
             loss = self.task.loss(self.task.output(part, inputs, target), target)
         loss.backward()  # type: ignore[no-untyped-call]
-        return gradients_of(inputs), loss.detach()
+        return _scaled(part, gradients_of(inputs)), loss.detach()
 
     def cut_gradient(
         self, part: nn.Module, z: Sequence[Tensor], target: Mapping[str, Tensor], *, create_graph: bool = False
-    ) -> tuple[Smash, Tensor]:
+    ) -> tuple[Smash, Tensor | None]:
         """z_b and the loss, the part unchanged: batch statistics, running ones untouched, dropout off.
 
-        Only alignment needs the graph of the gradient (`create_graph`) to differentiate it once more.
+        Only alignment needs the graph of the gradient (`create_graph`) to differentiate it once more; it gets the
+        gradient as it is, without an auxiliary's fitted scale. A ridge auxiliary has no loss.
         """
+        if isinstance(part, Ridge):
+            return (part.estimate(z, target) / self.task.terms(target),), None
         inputs = detached_leaves(z)
         with batch_statistics(part):
             with self.autocast():
@@ -56,9 +59,15 @@ class Passes:
             wanted = [leaf for leaf in inputs if leaf.requires_grad]
             with gradients_of_inputs():
                 gradients = torch.autograd.grad(loss, wanted, create_graph=create_graph)
-        return gradients, loss.detach()
+        return gradients if create_graph else _scaled(part, gradients), loss.detach()
 
 
 def gradients_of(inputs: Sequence[Tensor]) -> Smash:
     """The gradients that leaves have got."""
     return tuple(leaf.grad for leaf in inputs if leaf.grad is not None)
+
+
+def _scaled(part: nn.Module, gradients: Smash) -> Smash:
+    """Cut gradients through a part; through an auxiliary that was aligned by direction, times its fitted scale."""
+    scale = fitted_scale(part)
+    return gradients if scale is None else tuple(gradient * scale for gradient in gradients)

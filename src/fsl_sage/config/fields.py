@@ -73,7 +73,8 @@ class ModelConfig:
     SECOND, the head, is at the client too, so that labels stay there."""
     auxiliary: str | None = None
     """The auxiliary, made from the server part: blocks:N, linear, half, full, a share of its bytes such as 5%, or a
-    number of bytes. If not given, blocks:1; for a language model blocks:3."""
+    number of bytes. If not given, blocks:1; for a language model blocks:3. Or ridge, a linear estimator of the cut
+    gradient that is fitted in closed form (fsl-sage only); ridge:3072 has as many random features."""
     batch_norm: Literal["average", "local", "group"] = "average"
     """BatchNorm statistics: averaged with the weights, kept local at each client, or GroupNorm in its place."""
     recalibrate: bool = False
@@ -145,14 +146,23 @@ class OptimizerConfig:
 class AlignmentConfig:
     """How the S-server aligns the auxiliaries (fsl-sage)."""
 
+    loss: Literal["squared", "cosine"] = "squared"
+    """What an alignment lowers: the squared distance of estimated and true cut gradients, or 1 - their cosine, by
+    sample (for texts by token) and weighted by the length of the true one; then one number scales the estimates."""
     samples: int = 512
     """How many of a client's newest uploaded samples the alignment dataset keeps."""
+    tokens: int | None = None
+    """Text only: instead, how many tokens the alignment datasets of all clients keep together, padding included; the
+    oldest texts make room, whosever they are."""
     steps: int = 120
     """Optimizer steps an alignment takes; not used if passes is given."""
     passes: int | None = None
     """Passes over the alignment dataset instead of a number of steps."""
     max_passes: int | None = None
     """At most so many passes over the alignment dataset, where that is fewer steps; for texts 8 if not given."""
+    max_tokens: int | None = None
+    """Text only: an alignment ends before the step that would make it more tokens than these, padding included; a
+    budget of time that is the same on every machine."""
     batch_size: int = 128
     """Samples a step; 0 takes the batches as they were uploaded."""
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
@@ -167,6 +177,10 @@ class AlignmentConfig:
     """Start from the previous auxiliary, or from the server's own blocks where names and shapes agree."""
     scope: Literal["client", "pooled"] = "pooled"
     """One auxiliary for each client, or one for all from their pooled uploads."""
+    ridge: float = 0.1
+    """With --model.auxiliary ridge: its strength, by which the squares of the features are made larger."""
+    forgetting: float = 0.02
+    """With --model.auxiliary ridge: the part of its sums that is forgotten with every upload, from 0 to below 1."""
 
     def __post_init__(self) -> None:
         settle(self, AlignmentConfig, "alignment.")
@@ -273,6 +287,10 @@ class Config:
     theory: int | None = None
     """Every N rounds also measure the quantities of the paper's theory; `fsl-sage theory RUN` shows them."""
 
+    parameter_fidelity: int | None = None
+    """Every N rounds also measure how well the auxiliaries estimate the gradient of the client part's weights, by
+    examples that are in no batch of the estimate; not on Flower, for it needs the clients' data."""
+
     out: Path | None = None
     """The run's directory (runs/… with the time if not given)."""
     checkpoint_every: int = 1
@@ -361,6 +379,7 @@ _RANGES: dict[str, Range] = {
     "ray_spill_mib": ("a whole number from 0 up", 0, 2**42),
     "checkpoint_every": WHOLE,
     "theory": WHOLE,
+    "parameter_fidelity": WHOLE,
     "data.alpha": ("a number from 0.01 to 10000", 0.01, 1e4),
     "data.shards_per_client": WHOLE,
     "data.train_images": WHOLE,
@@ -384,7 +403,11 @@ _RANGES: dict[str, Range] = {
     "alignment.passes": WHOLE,
     "alignment.max_passes": WHOLE,
     "alignment.batch_size": ("0, or a whole number from 2 up (BatchNorm needs two)", 0, 2**62),
+    "alignment.tokens": WHOLE,
+    "alignment.max_tokens": WHOLE,
     "alignment.lr": RATE,
+    "alignment.ridge": RATE,
+    "alignment.forgetting": BELOW_ONE,
     "alignment.clip": RATE,
     "averaging.lr": RATE,
     "averaging.momentum": BELOW_ONE,

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fsl_sage.algorithms import make_algorithm, names_where, resolve
-from fsl_sage.config import Config, from_dict, to_dict
+from fsl_sage.config import Config, from_dict, option, to_dict
 from fsl_sage.errors import InputError
 from fsl_sage.own_modules import find_modules_in
 from fsl_sage.problems.classification import BALANCED, Classes
@@ -29,8 +29,11 @@ def check(config: Config, agreement: Agreement) -> None:
     """Refuse what cannot run on Flower, with the reason."""
     algorithm = make_algorithm(config)
     algorithm.check()
-    if config.theory is not None:
-        raise InputError("--theory cannot run on Flower: it needs the clients' data, which stay at the sites.")
+    for name in ("theory", "parameter_fidelity"):
+        if getattr(config, name) is not None:
+            raise InputError(
+                f"{option(name)} cannot run on Flower: it needs the clients' data, which stay at the sites."
+            )
     if any(algorithm.waits_in(t) for t in range(config.rounds)):
         others = names_where(lambda kind: not kind.waits and not kind.own_parts)
         raise InputError(

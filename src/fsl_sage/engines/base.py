@@ -67,9 +67,12 @@ class Setup:
         return {name: tensor for name, tensor in self.initial[part].items() if name in names}
 
     def at_s_server(self) -> Mapping[str, nn.Module]:
-        """The modules of the S-server: x_s, which begins at the shallowest cut, and by cut the layers behind it."""
+        """The modules of the S-server: x_s, which begins at the shallowest cut, and by cut the layers behind it.
+
+        With one cut for all also the auxiliary, by whose features a ridge is fitted.
+        """
         if not self.cuts:
-            return {"server": self.modules["server"]}
+            return {part: self.modules[part] for part in ("server", "auxiliary") if part in self.modules}
         servers = {cut: parts["server"] for cut, parts in self.at_cut.items()}
         return {"server": next(iter(servers.values())), **servers}
 

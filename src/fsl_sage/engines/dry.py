@@ -199,6 +199,13 @@ class DryClient(ClientRole):
         """As large as what it is the gradient of."""
         return z
 
+    def take_hold(self) -> None:
+        """Nothing is computed."""
+
+    def held(self, batch: Batch, z: Smash, gradient: Smash, strength: float) -> Smash:
+        """As large as what it is the gradient of."""
+        return gradient
+
     def backward(self, z: Smash, gradient: Smash) -> None:
         """Nothing is computed."""
 

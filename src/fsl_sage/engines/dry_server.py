@@ -123,7 +123,7 @@ class DrySServer(SServerRole):
     def drop(self, client: int) -> None:
         """Nobody fails."""
 
-    def remember(self, client: int, smashed: Message) -> None:
+    def remember(self, client: int, smashed: Message, gradients: Smash = ()) -> None:
         """Note that the client has uploaded."""
         self._remembered.add(client)
 

@@ -11,9 +11,9 @@ from fsl_sage.algorithms import find_algorithm
 from fsl_sage.config import Config
 from fsl_sage.errors import InputError
 from fsl_sage.experiment.costs import cost
-from fsl_sage.experiment.planning import Planner, plan_of
+from fsl_sage.experiment.planning import Planner, RidgeStates, auxiliary_states, plan_of
 from fsl_sage.experiment.revealing import revealed
-from fsl_sage.models import is_language_model, is_trained_in_auxiliary, statistics_names, usual_auxiliary
+from fsl_sage.models import is_language_model, is_trained_in_auxiliary, statistics_names
 from fsl_sage.problems.images.problem import ImageProblem
 from fsl_sage.problems.make import make_dry_problem
 from fsl_sage.problems.parts import META, build_model
@@ -80,7 +80,7 @@ def cuts_of(config: Config) -> list[CutCosts]:
     if config.model.cut is not None and config.model.cut not in analysis.cut_names:
         names = ", ".join(analysis.cut_names)
         raise InputError(f"--model.cut {config.model.cut} is not a cut of {config.model.name}: give one of {names}.")
-    auxiliaries = AuxiliaryStates(analysis, config.model.auxiliary or usual_auxiliary(model))
+    auxiliaries = auxiliary_states(config, problem, analysis)
     planner = Planner(config, problem, analysis, auxiliaries)
     points = cut_points_of(analysis, planner.step)
     travelling = _Travelling(config, analysis, auxiliaries)
@@ -113,7 +113,7 @@ def _without_decoders(config: Config, costs: dict[str, dict[str, Any]]) -> dict[
 class _Travelling:
     """The bytes of what travels, by the ledger's kinds; only those that depend on the cut."""
 
-    def __init__(self, config: Config, analysis: Analysis, auxiliaries: AuxiliaryStates) -> None:
+    def __init__(self, config: Config, analysis: Analysis, auxiliaries: AuxiliaryStates | RidgeStates) -> None:
         self._analysis = analysis
         self._auxiliaries = auxiliaries
         self._config = config
@@ -136,7 +136,9 @@ class _Travelling:
             state = self._auxiliaries.at(cut)
         except SplitError:
             return None
-        return self._averaged(state) + (self._opened(state) if is_language_model(self._analysis.model) else 0)
+        if isinstance(self._auxiliaries, RidgeStates) or not is_language_model(self._analysis.model):
+            return self._averaged(state)
+        return self._averaged(state) + self._opened(state)
 
     def _opened(self, state: Mapping[str, Tensor]) -> int:
         """Weights of a language model that are trained in its auxiliary alone."""

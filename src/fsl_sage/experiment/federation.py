@@ -20,6 +20,7 @@ from fsl_sage.roles.footprint import Footprint
 from fsl_sage.roles.protocols import Parts, Update
 from fsl_sage.roles.replica import Slots, frozen_weights
 from fsl_sage.seeding import numpy_generator
+from fsl_sage.split import Ridge
 from fsl_sage.wire.ledger import Ledger
 from fsl_sage.wire.link import Link
 from fsl_sage.wire.message import AUXILIARY, Message, Tensors, nbytes
@@ -262,9 +263,13 @@ class Federation:
         return frozen_weights(self.setup.modules[part] for part in parts)
 
     def _frozen_by_kind(self) -> dict[str, int]:
-        """Bytes of frozen weights in what travels under each kind, by the convention that bills whole models."""
-        algorithm = self.setup.algorithm
-        parts = [part for part in self.setup.modules if part in {*algorithm.averaged, *algorithm.holds}]
+        """Bytes of frozen weights in what travels under each kind, by the convention that bills whole models.
+
+        A ridge auxiliary has none of its own: the embedding that it reads is the client part's.
+        """
+        algorithm, modules = self.setup.algorithm, self.setup.modules
+        travels = {*algorithm.averaged, *algorithm.holds}
+        parts = [part for part, module in modules.items() if part in travels and not isinstance(module, Ridge)]
         kinds = {algorithm.kind(part) for part in parts}
         return {kind: nbytes(self._frozen(part for part in parts if algorithm.kind(part) == kind)) for kind in kinds}
 

@@ -26,12 +26,12 @@ from fsl_sage.engines.dry_server import DrySServer
 from fsl_sage.engines.server import HostedServer, NoServer
 from fsl_sage.experiment.federation import draw_cohort
 from fsl_sage.experiment.setup import make_dry_setup
-from fsl_sage.models import is_language_model, is_trained_in_auxiliary
+from fsl_sage.models import is_language_model, is_trained_in_auxiliary, usual_auxiliary
 from fsl_sage.optimizers import state_shapes
 from fsl_sage.problems.base import Batch, Problem, Task, example_shapes
-from fsl_sage.problems.parts import META
+from fsl_sage.problems.parts import META, make_ridge
 from fsl_sage.roles.footprint import Footprint
-from fsl_sage.split import Analysis, AuxiliaryStates, SplitError, Step, training_step
+from fsl_sage.split import Analysis, AuxiliaryStates, SplitError, Step, random_features, training_step
 from fsl_sage.split.auxiliaries.recipe import Recipe
 from fsl_sage.split.trace.skeleton import set_tensor, tensor_leaves
 from fsl_sage.wire.ledger import Ledger
@@ -46,7 +46,8 @@ class Event(NamedTuple):
 
     what: str
     """open: a forward pass with a graph; close: its backward pass; pass: a forward pass without one; step: of the
-    optimizers; direction: one in the space of the weights; moved and back: between them there is a copy of the weights.
+    optimizers; direction: one in the space of the weights; moved and back: between them there is a copy of the weights;
+    again: a forward pass whose memory is not counted.
     """
     part: str = ""
     samples: int = 0
@@ -60,6 +61,8 @@ class Plan(NamedTuple):
     server: list[Event]
     copies: int
     """Server-side models besides the shared one, which is then not trained itself."""
+    holds: bool = False
+    """Whether a client keeps the weights of its part twice."""
 
 
 class _Client(DryClient):
@@ -71,6 +74,8 @@ class _Client(DryClient):
         self._opened: list[str] = []
         self._samples = 0
         self._at_it = False
+        self.holds = False
+        """Whether it keeps the weights of the client part twice."""
 
     def batches(self, t: int, steps: range | None = None) -> Iterator[Batch]:
         for batch in islice(super().batches(t, steps), 1):
@@ -120,6 +125,11 @@ class _Client(DryClient):
     def gradient(self, part: str, z: Smash, loss: Callable[[Any], Tensor]) -> Smash:
         self._through(part)
         return super().gradient(part, z, loss)
+
+    def held(self, batch: Batch, z: Smash, gradient: Smash, strength: float) -> Smash:
+        self._note("again", "client")
+        self.holds = True
+        return super().held(batch, z, gradient, strength)
 
     def backward(self, z: Smash, gradient: Smash) -> None:
         self._note("close", "client")
@@ -220,16 +230,44 @@ def plan_of(config: Config, problem: Problem, cut: str) -> Plan:
         numbered = {id: replace(said, values={**said.values, "step": 0}) for id, said in uploads.items()}
         replies = server.exchange(numbered, Link(Ledger()))
     server.end_of_round(0)
-    return Plan(next(iter(players.values())).events, role.events, len(role.copies))
+    first = next(iter(players.values()))
+    return Plan(first.events, role.events, len(role.copies), first.holds)
 
 
 # What that costs
 
 
+class RidgeStates:
+    """What the ridge auxiliary of any cut holds, as shapes: the counterpart of `AuxiliaryStates`."""
+
+    def __init__(self, config: Config, problem: Problem, analysis: Analysis) -> None:
+        self._analysis = analysis
+        self._make = partial(make_ridge, config, problem, analysis.model)
+
+    def at(self, cut: str) -> dict[str, Tensor]:
+        """Its weights, and the embedding that it shares with the client part."""
+        return dict(self._make(self._analysis.boundary(cut)).named_parameters())
+
+    def flops(self, cut: str) -> int:
+        """Of an estimate for a batch."""
+        tensors = self._analysis.boundary(cut)
+        ridge = self._make(tensors)
+        return ridge.flops(tensors[ridge.place].shape)
+
+
+def auxiliary_states(config: Config, problem: Problem, analysis: Analysis) -> AuxiliaryStates | RidgeStates:
+    """What the configured auxiliary holds at any cut."""
+    if random_features(config.model.auxiliary) is not None:
+        return RidgeStates(config, problem, analysis)
+    return AuxiliaryStates(analysis, config.model.auxiliary or usual_auxiliary(analysis.model))
+
+
 class Planner:
     """Footprints of the configured algorithm's roles at the cuts of a model."""
 
-    def __init__(self, config: Config, problem: Problem, analysis: Analysis, auxiliaries: AuxiliaryStates) -> None:
+    def __init__(
+        self, config: Config, problem: Problem, analysis: Analysis, auxiliaries: "AuxiliaryStates | RidgeStates"
+    ) -> None:
         self._config = config
         self._analysis = analysis
         self._auxiliaries = auxiliaries
@@ -245,31 +283,41 @@ class Planner:
     def at(self, plan: Plan, cut: str) -> dict[str, Footprint]:
         """By role; nothing where this cut allows no such auxiliary."""
         try:
-            client = self._client(plan.client, cut)
+            client = self._client(plan, cut)
         except SplitError:
             return {}
         if not plan.server:
             return {"client": client}
         return {"client": client, "server": self._server(plan, cut)}
 
-    def _client(self, events: Sequence[Event], cut: str) -> Footprint:
-        holds, trains, inputs = self._algorithm.holds, self._algorithm.trained_in(0), self._analysis.inputs.leaves
+    def _client(self, plan: Plan, cut: str) -> Footprint:
+        events, inputs = plan.client, self._analysis.inputs.leaves
+        holds, trains = self._algorithm.holds, self._algorithm.trained_in(0)
         behind = "auxiliary" if "auxiliary" in holds else "server"
-        front = back = self.step
-        if behind == "auxiliary":
-            front, back = self._steps_without(cut, trained="auxiliary" in trains)
-        costs = {"client": _front(front, cut), behind: _behind(back, cut)}
-        if any(event.what == "pass" for event in events):
-            crosses = sum(tensor.nbytes for tensor in self._analysis.boundary(cut))
-            costs = _with_passes(costs, behind, self._pass_of(cut, behind).most_alive(cut), crosses)
-        shared = back.client_kept(cut) + back.server_kept(cut) - back.all_kept()
+        costs, shared = self._costs(events, cut, behind, trained=behind in trains)
         stepped = any(event.what == "step" for event in events)
         parts = {part: self._tensors(part, cut) for part in holds}
         trained = [tensor for part in holds if part in trains for tensor in _trained(parts[part])]
         static = _bytes(tensor for tensors in parts.values() for tensor in tensors.values())
         static += self._training(trained) if stepped else 0
+        static += _bytes(_trained(parts["client"])) if plan.holds else 0
         sizes = _Sizes(self._config.batch_size, _bytes(tensor_leaves(inputs)), sum(x.nbytes for x in trained))
         return _played(events, costs, shared, sizes, static)
+
+    def _costs(
+        self, events: Sequence[Event], cut: str, behind: str, *, trained: bool
+    ) -> "tuple[dict[str, _Cost], int]":
+        """By part, what its passes cost at a client; and what the graphs of both parts keep together."""
+        front = back = self.step
+        if behind == "auxiliary" and isinstance(self._auxiliaries, RidgeStates):  # its estimate has no graph
+            return {"client": _front(front, cut), behind: _Cost(0, self._auxiliaries.flops(cut), 0, 0)}, 0
+        if behind == "auxiliary":
+            front, back = self._steps_without(cut, trained=trained)
+        costs = {"client": _front(front, cut), behind: _behind(back, cut)}
+        if any(event.what == "pass" for event in events):
+            crosses = sum(tensor.nbytes for tensor in self._analysis.boundary(cut))
+            costs = _with_passes(costs, behind, self._pass_of(cut, behind).most_alive(cut), crosses)
+        return costs, back.client_kept(cut) + back.server_kept(cut) - back.all_kept()
 
     def _server(self, plan: Plan, cut: str) -> Footprint:
         tensors = self._tensors("server", cut)
@@ -291,7 +339,11 @@ class Planner:
 
     def _opened(self, name: str, tensor: Tensor) -> Tensor:
         model = self._analysis.model
-        if not is_language_model(model) or not is_trained_in_auxiliary(model, self._config.lora, name):
+        if (
+            isinstance(self._auxiliaries, RidgeStates)
+            or not is_language_model(model)
+            or not is_trained_in_auxiliary(model, self._config.lora, name)
+        ):
             return tensor
         return nn.Parameter(torch.empty_like(tensor, device="meta"))
 
@@ -317,6 +369,7 @@ class Planner:
         are frozen from the last of these cuts on in the first step, which so tells all of what comes before a cut, and
         from the first cut on in the second one, which tells all of what comes behind.
         """
+        assert isinstance(self._auxiliaries, AuxiliaryStates)
         recipe = self._auxiliaries.recipe(cut)
         left_out = tuple(call.name for call in recipe.left_out)
         if left_out not in self._steps:
@@ -354,7 +407,10 @@ class Planner:
 
     def _pass_of(self, cut: str, behind: str) -> Step:
         """A forward pass without a graph, of the client's part and what is behind it."""
-        recipe = self._auxiliaries.recipe(cut) if behind == "auxiliary" else None
+        recipe = None
+        if behind == "auxiliary":
+            assert isinstance(self._auxiliaries, AuxiliaryStates)
+            recipe = self._auxiliaries.recipe(cut)
         key = () if recipe is None else tuple(call.name for call in recipe.left_out)
         if key not in self._passes:
             prepare = None if recipe is None else partial(_shorten, recipe=recipe)
@@ -362,6 +418,7 @@ class Planner:
         return self._passes[key]
 
     def _leaves_out(self, cut: str) -> tuple[str, ...] | None:
+        assert isinstance(self._auxiliaries, AuxiliaryStates)
         try:
             return tuple(call.name for call in self._auxiliaries.recipe(cut).left_out)
         except SplitError:

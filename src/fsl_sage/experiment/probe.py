@@ -12,7 +12,7 @@ A Lipschitz constant is measured along the way that the run takes: the largest s
 u = x^t and v = x^{t+1}. That is a lower bound of the constant, so a bound computed with it is not a proof.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
@@ -100,12 +100,12 @@ class _Gradients(NamedTuple):
 class Probe:
     """Measures a run on probe batches, with modules of its own."""
 
-    def __init__(self, setup: Setup) -> None:
-        """Refuse algorithms that the theory is not about."""
+    def __init__(self, setup: Setup, asked_by: str = "--theory") -> None:
+        """Refuse algorithms that the theory is not about; `asked_by` is the option that asks for it."""
         if not _estimates_gradients(type(setup.algorithm)):
             others = listed(names_where(_estimates_gradients), "or")
             raise InputError(
-                f"--theory measures how well auxiliaries estimate gradients, and the clients of "
+                f"{asked_by} measures how well auxiliaries estimate gradients, and the clients of "
                 f"{setup.settings.config.algorithm} have none: give {others}."
             )
         self._setup = setup
@@ -132,32 +132,61 @@ class Probe:
     def _gradients(self, parts: Parts, batch: Batch) -> _Gradients:
         """Forward and backward through the whole model, and through the auxiliary in the server's place."""
         task, passes = self._setup.settings.task, self._setup.settings.passes
-        replicas = {part: _Trained(self._slots[part], {**self._setup.initial[part], **parts[part]}) for part in PARTS}
-        client = replicas["client"].module()
-        with batch_statistics(client), passes.autocast():
-            inputs = batch.inputs
-            z = boundary(client(**inputs) if isinstance(inputs, Mapping) else client(inputs))
+        replicas = self._replicas(parts)
+        z = self._smashed(replicas["client"].module(), batch)
         roots = [tensor for tensor in z if tensor.requires_grad]
-
-        def behind(part: str) -> tuple[Tensor, tuple[Tensor, ...]]:
-            module = replicas[part].module()
-            with batch_statistics(module), passes.autocast():
-                loss = task.loss(task.output(module, z, batch.target), batch.target)
-            wanted = [*roots, *replicas[part].weights]
-            return loss, torch.autograd.grad(loss, wanted, retain_graph=True, allow_unused=True)
-
-        loss, true = behind("server")
-        _, estimated = behind("auxiliary")
-        cut, estimated_cut = true[: len(roots)], estimated[: len(roots)]
-        weights = replicas["client"].weights
-        through = [
-            torch.autograd.grad(roots, weights, gradients, retain_graph=True, allow_unused=True)
-            for gradients in (cut, estimated_cut)
-        ]
+        module = replicas["server"].module()
+        with batch_statistics(module), passes.autocast():
+            loss = task.loss(task.output(module, z, batch.target), batch.target)
+        wanted = [*roots, *replicas["server"].weights]
+        true = torch.autograd.grad(loss, wanted, retain_graph=True, allow_unused=True)
+        cut = true[: len(roots)]
+        estimated_cut, _ = passes.cut_gradient(replicas["auxiliary"].module(), z, batch.target)
+        gradients = [replicas["client"].back(roots, own) for own in (cut, estimated_cut)]
         server = replicas["server"].flat(true[len(roots) :])
-        gradients = [replicas["client"].flat(own) for own in through]
         joined = (_joined(roots), _joined(cut), _joined(estimated_cut))
         return _Gradients(wide(loss.detach()), *joined, gradients[0], server, gradients[1])
+
+    def _replicas(self, parts: Parts) -> "dict[str, _Trained]":
+        return {part: _Trained(self._slots[part], {**self._setup.initial[part], **parts[part]}) for part in PARTS}
+
+    def _smashed(self, client: torch.nn.Module, batch: Batch) -> tuple[Tensor, ...]:
+        inputs = batch.inputs
+        with batch_statistics(client), self._setup.settings.passes.autocast():
+            return boundary(client(**inputs) if isinstance(inputs, Mapping) else client(inputs))
+
+    def parameter_fidelity(self, point: Point) -> dict[str, float | None]:
+        """How well the estimated gradient of one batch points to where other examples' loss falls, by name.
+
+        For each client, the gradient of the client part's weights that the auxiliary estimates for its first probe
+        batch is compared with the true gradient of all other probe batches of all clients. Beside it stands the same of
+        the first batch's own true gradient. Both are cosines, the mean over the clients; None where a gradient is zero.
+        """
+        everyone = torch.zeros(())
+        firsts = []
+        task = self._setup.settings.task
+        for client in range(self._setup.settings.config.clients):
+            parts = {**point.parts, "auxiliary": point.auxiliaries[client]}
+            for number, batch in enumerate(self._batches(client)):
+                true, estimated = self._of_client_part(parts, batch, estimated=number == 0)
+                whole = true * task.terms(batch.target)
+                everyone = everyone + whole
+                if estimated is not None:
+                    firsts.append((whole, estimated))
+        estimates = [_cosine(estimated, everyone - own) for own, estimated in firsts]
+        truths = [_cosine(own, everyone - own) for own, _ in firsts]
+        return {"fidelity_parameters_cosine": _mean_of(estimates), "fidelity_parameters_cosine_true": _mean_of(truths)}
+
+    def _of_client_part(self, parts: Parts, batch: Batch, *, estimated: bool) -> tuple[Tensor, Tensor | None]:
+        """The client part's gradient of the mean loss, flat, and if asked for what the auxiliary estimates of it."""
+        passes = self._setup.settings.passes
+        replicas = self._replicas(parts)
+        z = self._smashed(replicas["client"].module(), batch)
+        roots = [tensor for tensor in z if tensor.requires_grad]
+        wanted = ("server", "auxiliary") if estimated else ("server",)
+        cuts = [passes.cut_gradient(replicas[part].module(), z, batch.target)[0] for part in wanted]
+        found = [replicas["client"].back(roots, cut) for cut in cuts]
+        return found[0], found[1] if estimated else None
 
 
 class _Trained:
@@ -169,6 +198,10 @@ class _Trained:
 
     def module(self) -> torch.nn.Module:
         return self._replica.module()
+
+    def back(self, roots: Sequence[Tensor], cut: Sequence[Tensor]) -> Tensor:
+        """[all weights of the part]: the cut gradients of what it gave, carried back to its weights."""
+        return self.flat(torch.autograd.grad(roots, self.weights, cut, retain_graph=True, allow_unused=True))
 
     def flat(self, gradients: tuple[Tensor | None, ...]) -> Tensor:
         """[all weights of the part]; a weight that the loss does not reach has gradient 0."""
@@ -285,3 +318,13 @@ def _norm(vector: Tensor) -> float:
 
 def _average(values: list[float]) -> float:
     return sum(values) / len(values)
+
+
+def _cosine(one: Tensor, other: Tensor) -> float | None:
+    lengths = _norm(one) * _norm(other)
+    return float((one * other).sum()) / lengths if lengths > 0 else None
+
+
+def _mean_of(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return _average(known) if known else None

@@ -297,6 +297,8 @@ def _build(engine: Callable[[Setup], Engine], directory: RunDirectory, config: C
     setup = make_setup(config, problem)
     if config.theory is not None:
         Probe(setup)  # refuses what it cannot measure before anything is trained
+    if config.parameter_fidelity is not None:
+        Probe(setup, "--parameter-fidelity")
     _draw_classes(directory, config, setup, problem)
     return Federation(setup, engine(setup))
 
@@ -330,6 +332,9 @@ def _timed_round(federation: Federation, t: int, score: Score, metrics: list[dic
     if before is not None:
         now("measuring the theory's quantities")
         played["theory"] = Probe(federation.setup).measure(before, federation.point())
+    if config.parameter_fidelity is not None and t % config.parameter_fidelity == 0:
+        now("comparing the gradients of the client part's weights")
+        played |= Probe(federation.setup).parameter_fidelity(federation.point())
     seconds = time.perf_counter() - start
     elapsed = seconds + (metrics[-1]["elapsed_seconds"] if metrics else 0.0)
     ledger = federation.ledger

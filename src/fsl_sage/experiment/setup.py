@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fsl_sage.algorithms import Algorithm, make_algorithm
-from fsl_sage.config import Config
+from fsl_sage.config import AlignmentConfig, Config
 from fsl_sage.devices import pick_device
 from fsl_sage.engines.base import Setup
 from fsl_sage.errors import InputError
@@ -48,7 +48,7 @@ def make_setup(config: Config, problem: Problem | None = None, counts: Sequence[
         for cut, parts in at_cut.items():
             _check_trained(config, parts, cut)
         return _assemble(config, problem, _deepest(at_cut), examples, device, cuts, at_cut)
-    modules = _with_decoder(config, problem, build_parts(config, problem, device), device)
+    modules = _with_decoder(config, problem, build_parts(_as_read(config), problem, device), device)
     _check_trained(config, modules)
     _check_uploads(config, modules["client"])
     return _assemble(config, problem, modules, examples, device)
@@ -58,7 +58,10 @@ def make_dry_setup(config: Config, problem: Problem | None = None, counts: Seque
     """As `make_setup`, with shapes only. `counts` are the clients' numbers of examples, if they are known."""
     problem = problem or make_dry_problem(config)
     examples = problem.divide(config) if counts is None else example_shapes(counts)
-    model_alone = replace(Config(), model=config.model, lora=config.lora, precision=config.precision)
+    alignment = replace(AlignmentConfig(), loss=_as_read(config).alignment.loss)
+    model_alone = replace(
+        Config(), model=config.model, lora=config.lora, precision=config.precision, alignment=alignment
+    )
     if cuts := client_cuts(config, problem, examples):
         at_cut = build_parts_at(cuts, model_alone, problem, META)
         return _assemble(config, problem, _deepest(at_cut), examples, META, cuts, at_cut)
@@ -87,7 +90,7 @@ def make_site_setup(
     """
     device = check_config(config)
     examples = [torch.arange(count) for count in counts]
-    modules = build_held(config, problem, plan, make_algorithm(config).holds, device)
+    modules = build_held(_as_read(config), problem, plan, make_algorithm(config).holds, device)
     modules = _with_decoder(config, problem, modules, META)
     put_in(modules, device)
     return _assemble(config, problem, modules, examples, device)
@@ -117,6 +120,13 @@ def _with_decoder(
     if "decoder" not in make_algorithm(config).holds:
         return modules
     return {**modules, "decoder": build_decoder(config, problem, modules["client"], device)}
+
+
+def _as_read(config: Config) -> Config:
+    """The configuration as the parts are built by it: an alignment's loss is for algorithms that align."""
+    if make_algorithm(config).reads("alignment.loss"):
+        return config
+    return replace(config, alignment=replace(config.alignment, loss="squared"))
 
 
 PartsAtCuts = dict[str, dict[str, nn.Module]]

@@ -5,6 +5,7 @@ from fsl_sage.models.decoder import Decoder
 from fsl_sage.models.factory import DEFAULT_CUT, MODELS, check_model_name, make_model, usual_auxiliary, usual_cut
 from fsl_sage.models.language import (
     blocks_name,
+    input_embedding,
     is_language_model,
     is_trained_in_auxiliary,
     make_base_model,
@@ -29,6 +30,7 @@ __all__ = [
     "batch_statistics",
     "blocks_name",
     "check_model_name",
+    "input_embedding",
     "is_language_model",
     "is_trained_in_auxiliary",
     "make_base_model",

@@ -210,6 +210,14 @@ def blocks_name(model: nn.Module) -> str:
     raise InputError(f"the blocks of a {type(model).__name__} were not found: give --model.cut")
 
 
+def input_embedding(model: nn.Module) -> tuple[str, nn.Parameter]:
+    """The name and the weights [vocabulary, width] of a language model's word embedding, which is frozen."""
+    embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
+    embedding = getattr(embedding, "base_layer", embedding)  # with an adapter of its own
+    name = next(name for name, module in model.named_modules() if module is embedding)
+    return f"{name}.weight", embedding.weight
+
+
 def is_trained_in_auxiliary(model: nn.Module, lora: LoRAConfig, name: str) -> bool:
     """Whether a weight that is frozen in a language model is trained in its auxiliary: if it is part of the head."""
     if lora.auxiliary == "head":

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fsl_sage.config import Config
+from fsl_sage.config import Config, option
 from fsl_sage.errors import InputError
 from fsl_sage.problems.partition import client_sizes, partition
 from fsl_sage.problems.score import ACCURACY, Score
@@ -43,6 +43,9 @@ class Task(ABC):
 
     sizes_are_bounds: bool = False
     """Whether batches on the meta device have the largest possible shapes instead of the exact ones."""
+
+    term_dimensions: int = 1
+    """How many leading dimensions of smashed data count loss terms: 1, samples; 2, [B, L], the positions of texts."""
 
     @property
     def label_values(self) -> int | None:
@@ -132,6 +135,9 @@ class Problem(ABC):
     partitions: tuple[str, ...] = ("iid", "dirichlet", "shards")
     """The values of --data.partition that make sense here."""
 
+    has_tokens: bool = False
+    """Whether its examples are texts, whose smashed data are [B, tokens, …]."""
+
     model_name: str | None = None
     """The model's name in reports, if it is not --model.name."""
 
@@ -153,6 +159,12 @@ class Problem(ABC):
             words = " or ".join([", ".join(accepted[:-1]), accepted[-1]] if len(accepted) > 1 else accepted)
             raise InputError(f"--data.partition {config.data.partition} is not for {config.data.name}: give {words}.")
         cls.score.check_target(config.target_accuracy, "--target-accuracy")
+        for name in ("tokens", "max_tokens"):
+            if getattr(config.alignment, name) is not None and not cls.has_tokens:
+                raise InputError(
+                    f"{option(f'alignment.{name}')} counts the tokens of texts, and {config.data.name} has none: give "
+                    "--alignment.samples, and --alignment.steps or --alignment.passes."
+                )
 
     @property
     @abstractmethod

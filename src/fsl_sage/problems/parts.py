@@ -13,6 +13,7 @@ from fsl_sage.errors import InputError, RunWarning
 from fsl_sage.models import (
     Decoder,
     batch_statistics,
+    input_embedding,
     is_language_model,
     replace_batch_norm,
     train_auxiliary,
@@ -21,7 +22,20 @@ from fsl_sage.models import (
 from fsl_sage.precision import dtype_of
 from fsl_sage.problems.base import Problem
 from fsl_sage.seeding import derive
-from fsl_sage.split import Analysis, Part, Split, SplitPlan, auxiliary, boundary_shapes, passage, split_model
+from fsl_sage.split import (
+    Analysis,
+    BoundaryTensor,
+    Part,
+    Ridge,
+    Split,
+    SplitPlan,
+    add_fitted_scale,
+    auxiliary,
+    boundary_shapes,
+    passage,
+    random_features,
+    split_model,
+)
 from fsl_sage.split.trace.skeleton import built_on_meta
 
 META = torch.device("meta")
@@ -74,7 +88,7 @@ def cut_model(config: Config, problem: Problem, model: nn.Module, device: torch.
     there: dict[str, Any] = {"device": device, "dtype": dtype_of(config.precision)}
     if len(config.model.cuts) == 2:  # a U-shape has no auxiliary: its server does not compute the loss
         return {name: part.to(**there) for name, part in zip(split.plan.parts, split.parts, strict=True)}
-    estimator = _estimator(config, model, split, aligned=device != META)
+    estimator = _estimator(config, problem, model, split, aligned=device != META)
     parts = {"client": split.client, "server": split.server, "auxiliary": estimator}
     return {part: module.to(**there) for part, module in parts.items()}
 
@@ -107,7 +121,7 @@ def build_held(
     split = Split(model, plan)
     parts: dict[str, nn.Module] = dict(zip(plan.parts, split.parts, strict=True))
     if "auxiliary" in holds:
-        parts["auxiliary"] = _estimator(config, model, split, aligned=False)
+        parts["auxiliary"] = _estimator(config, problem, model, split, aligned=False)
     dtype = dtype_of(config.precision)
     held = {name: parts[name].to(dtype=dtype) for name in holds if name in parts}
     for part in held.values():
@@ -116,14 +130,27 @@ def build_held(
     return held
 
 
-def _estimator(config: Config, model: nn.Module, split: Split, *, aligned: bool) -> nn.Module:
+def _estimator(config: Config, problem: Problem, model: nn.Module, split: Split, *, aligned: bool) -> nn.Module:
     """The auxiliary that the configuration asks for."""
+    if random_features(config.model.auxiliary) is not None:
+        return make_ridge(config, problem, model, split.plan.cuts[0].tensors)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(config.seed, "auxiliary"))
         estimator = auxiliary(split, config.model.auxiliary or usual_auxiliary(model), aligned=aligned)
     if is_language_model(model):
         train_auxiliary(estimator, model, config.lora)
+    if config.alignment.loss == "cosine":
+        add_fitted_scale(estimator)
     return estimator
+
+
+def make_ridge(config: Config, problem: Problem, model: nn.Module, boundary: Sequence[BoundaryTensor]) -> Ridge:
+    """The ridge auxiliary behind a cut."""
+    random = random_features(config.model.auxiliary) or 0
+    if is_language_model(model):
+        return Ridge(boundary, embedding=input_embedding(model), random=random, seed=config.seed)
+    values = problem.make_task(config, META).label_values
+    return Ridge(boundary, values=values, random=random, seed=config.seed)
 
 
 def build_decoder(config: Config, problem: Problem, client: nn.Module, device: torch.device) -> nn.Module:

@@ -20,8 +20,8 @@ from fsl_sage.roles.protocols import ClientRole, Parts
 from fsl_sage.roles.replica import Replica
 from fsl_sage.roles.work import Chain, Settings, Workbench, boundary
 from fsl_sage.seeding import generator
-from fsl_sage.split import detached_leaves
-from fsl_sage.wire.message import Tensors
+from fsl_sage.split import detached_leaves, rms
+from fsl_sage.wire.message import Tensors, nbytes
 from fsl_sage.wire.paths import below
 
 
@@ -98,7 +98,7 @@ class Client(ClientRole):
         """Memory and operations of the step that was measured; None if none was."""
         if not self.meter.is_done:
             return None
-        static = static_bytes(self._parts.values(), self.meter.gradient_bytes)
+        static = static_bytes(self._parts.values(), self.meter.gradient_bytes) + nbytes(below(HELD, self.extra))
         return Footprint(static, self.meter.working_bytes, self.meter.flops)
 
     def forward(self, batch: Batch) -> Smash:
@@ -157,7 +157,8 @@ class Client(ClientRole):
         if part == "server" and "head" in self._parts:
             module = Chain(module, self._parts["head"].module())
         gradients, loss = through(module, z, target)
-        self.losses.append(loss)
+        if loss is not None:
+            self.losses.append(loss)
         return gradients
 
     def gradient(self, part: str, z: Smash, loss: Callable[[Any], Tensor]) -> Smash:
@@ -167,6 +168,29 @@ class Client(ClientRole):
         torch.autograd.backward(value)
         self.losses.append(value.detach())
         return gradients_of(inputs)
+
+    def take_hold(self) -> None:
+        """Keep the client part's trained weights of this moment, from round to round: a second copy of them."""
+        own = self._parts["client"].parameters()
+        self.extra |= {f"{HELD}{name}": weight.detach().clone() for name, weight in own.items()}
+
+    def held(self, batch: Batch, z: Smash, gradient: Smash, strength: float) -> Smash:
+        """An estimate of z_b with a pull of z towards z_0: one more forward pass, without a graph.
+
+        The pass has the dropout of the batch and leaves running statistics alone, so where the weights have not moved,
+        z_0 is z to the bit.
+        """
+        if not (weights := below(HELD, self.extra)):
+            self.take_hold()
+            weights = below(HELD, self.extra)
+        before = Replica(self._workbench.slots["client"], {**self._parts["client"].weights(), **weights}, None)
+        module = before.module().train()
+        with torch.no_grad(), untouched_statistics(module):
+            self._settings.seed_forward("dropout-client", self.id, self.round, self.step_index)
+            z_0 = self._smashed(module, batch)
+        share = strength / self._settings.task.terms(batch.target)
+        pairs = [(now, then) for now, then in zip(z, z_0, strict=True) if now.requires_grad]
+        return tuple(g + share * _pull(*pair).to(g.dtype) for g, pair in zip(gradient, pairs, strict=True))
 
     def backward(self, z: Smash, gradient: Smash) -> None:
         """Backpropagate z_b into the client-side model (Algorithm 1: J_c z_b)."""
@@ -286,6 +310,16 @@ class Client(ClientRole):
                 own = {name: tensor for name, tensor in weights.items() if name not in travels}
             state |= {f"own/{part}/{name}": tensor for name, tensor in own.items()}
         return state
+
+
+HELD = "held/"
+"""What stands before the names of the weights of the last `take_hold`, among what an algorithm keeps at a client."""
+
+
+def _pull(now: Tensor, then: Tensor) -> Tensor:
+    """(z - z_0) / rms(z_0)^2: the mean square is that of a token, [B, L, C], or of a sample of any other form."""
+    dimensions = (-1,) if then.ndim == 3 else tuple(range(1, then.ndim))
+    return (now.detach() - then) / rms(then, dimensions).square()
 
 
 def chosen_steps(order: Iterator[Tensor], steps: range | None) -> Iterator[tuple[int, Tensor]]:

@@ -152,6 +152,18 @@ class ClientRole(Protocol):
         """
 
     @abstractmethod
+    def take_hold(self) -> None:
+        """Let the client part's weights of this moment be those by which `held` measures; they are kept over rounds."""
+
+    @abstractmethod
+    def held(self, batch: Batch, z: Smash, gradient: Smash, strength: float) -> Smash:
+        """An estimate of z_b with a pull of z towards z_0, what the weights of the last `take_hold` give for the batch.
+
+        Added is strength (z - z_0) / rms(z_0)^2 over the number of loss terms. The first call takes hold itself, if
+        nothing has before.
+        """
+
+    @abstractmethod
     def backward(self, z: Smash, gradient: Smash) -> None:
         """Backpropagate z_b (`gradient`) from z_f (`z`) into the client-side model (Algorithm 1: J_c z_b)."""
 
@@ -320,8 +332,11 @@ class SServerRole(Protocol):
         """Forget the server-side model, open step and kept uploads of a client that failed in this round."""
 
     @abstractmethod
-    def remember(self, client: int, smashed: Message) -> None:
-        """Store an upload in the client's alignment dataset (Algorithm 3, line 7)."""
+    def remember(self, client: int, smashed: Message, gradients: Smash = ()) -> None:
+        """Store an upload in the client's alignment dataset (Algorithm 3, line 7).
+
+        A ridge auxiliary needs its z_b too: it keeps sums in the place of uploads.
+        """
 
     @abstractmethod
     def remembered(self) -> list[int]:

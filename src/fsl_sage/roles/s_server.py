@@ -8,19 +8,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fsl_sage.alignment.dataset import AlignmentData, Upload
+from fsl_sage.alignment.dataset import AlignmentData, Upload, make_room
 from fsl_sage.alignment.fidelity import CLIENTS, SAMPLES, Fidelity, mean
 from fsl_sage.alignment.passes import Smash, gradients_of
+from fsl_sage.alignment.regression import Sums
 from fsl_sage.models.norm import untouched_statistics
 from fsl_sage.roles.copies import Copies
 from fsl_sage.roles.footprint import Footprint, Meter, held_by, static_bytes
 from fsl_sage.roles.protocols import Parts, SServerRole
 from fsl_sage.roles.replica import Replica
 from fsl_sage.roles.schedule import Schedule
-from fsl_sage.roles.server_jobs import POOLED, Aligned, Alignment, SpreadOver, align_one, fidelity_one, recalibrate
+from fsl_sage.roles.server_jobs import (
+    POOLED,
+    Aligned,
+    Alignment,
+    SpreadOver,
+    align_one,
+    fidelity_one,
+    fit_one,
+    recalibrate,
+)
 from fsl_sage.roles.work import Settings, Workbench, boundary, mean_loss
 from fsl_sage.seeding import numpy_generator
-from fsl_sage.split import detached_leaves
+from fsl_sage.split import Ridge, detached_leaves, random_features
 from fsl_sage.wire.message import AUXILIARY, Message, Tensors
 from fsl_sage.wire.paths import below, by_client, flat
 
@@ -44,6 +54,8 @@ class SServer(SServerRole):
         self._initial = initial
         self._spread = spread
         self.client_weights = client_weights
+        self._fits = random_features(settings.config.model.auxiliary) is not None
+        """Whether an alignment fits a ridge auxiliary by its sums, and trains none."""
         self._lr: Schedule = settings.server_schedule()
         self._meter = Meter()
         self._most_static = 0
@@ -73,6 +85,10 @@ class SServer(SServerRole):
         """By client, or for POOLED, the last round that aligned its auxiliary."""
         self._seen: set[int] = set()
         """The clients whose newest upload an alignment has seen."""
+        self._sums: dict[int, Sums] = {}
+        """Of a ridge auxiliary: by client, or for POOLED, what all uploads have told."""
+        self._uploads = 0
+        """How many have come to alignment datasets that share their room."""
 
     def begin(self, t: int) -> None:
         """Round t starts, or another group of its clients."""
@@ -246,11 +262,46 @@ class SServer(SServerRole):
 
     # Alignment
 
-    def remember(self, client: int, smashed: Message) -> None:
-        """Store an upload in the client's alignment dataset (Algorithm 3, line 7)."""
-        samples = self._settings.config.alignment.samples
-        self.alignment.setdefault(client, AlignmentData(samples)).add(smashed)
+    def remember(self, client: int, smashed: Message, gradients: Smash = ()) -> None:
+        """Store an upload in the client's alignment dataset (Algorithm 3, line 7).
+
+        For a ridge auxiliary its z_b is added to the sums, and of the upload only what measures fidelity is stored.
+        """
+        ridge = self._ridge
+        if ridge is not None and gradients:
+            config = self._settings.config.alignment
+            owner = POOLED if config.scope == "pooled" else client
+            if owner not in self._sums:
+                self._sums[owner] = Sums.nothing(ridge, self._settings.device)
+            whole = gradients[0] * self.terms(smashed)
+            self._sums[owner].add(ridge, smashed.smashed, smashed.target, whole, config.forgetting)
+        self._store(client, smashed)
         self._seen.discard(client)
+
+    @property
+    def _ridge(self) -> Ridge | None:
+        """The ridge auxiliary, where that is the auxiliary; its weights may be anybody's."""
+        if not self._fits:
+            return None
+        module = self._workbench.slots["auxiliary"].module
+        assert isinstance(module, Ridge)
+        return module
+
+    def _capacity(self) -> int:
+        """How many samples of a client are stored; as many as come where tokens are counted."""
+        config = self._settings.config.alignment
+        if self._fits:
+            return min(SAMPLES, config.samples)
+        return config.samples if config.tokens is None else 2**62
+
+    def _store(self, client: int, smashed: Message) -> None:
+        data = self.alignment.setdefault(client, AlignmentData(self._capacity()))
+        data.add(smashed)
+        tokens = self._settings.config.alignment.tokens
+        if tokens is not None and not self._fits:
+            data.number(self._uploads)
+            self._uploads += 1
+            make_room(self.alignment, tokens)
 
     def remembered(self) -> list[int]:
         """The clients that have uploaded for their alignment dataset, in order."""
@@ -273,14 +324,19 @@ class SServer(SServerRole):
         clients = list(clients)
         if not clients:
             return
-        if self._settings.config.alignment.scope == "pooled":
-            items = [self._alignment(POOLED, [upload for client in clients for upload in self.alignment[client]])]
+        pooled = self._settings.config.alignment.scope == "pooled"
+        owners = [POOLED] if pooled else clients
+        if self._fits:
+            results = self._spread(fit_one, None, [self._sums[owner] for owner in owners])
         else:
-            items = [self._alignment(client, list(self.alignment[client])) for client in clients]
-        results = self._spread(align_one, (self.round, self.weights()), items)
+            uploads = {client: list(self.alignment[client]) for client in clients}
+            if pooled:
+                uploads = {POOLED: [upload for own in uploads.values() for upload in own]}
+            items = [self._alignment(owner, uploads[owner]) for owner in owners]
+            results = self._spread(align_one, (self.round, self.weights()), items)
         self._seen |= set(clients)
-        for item, result in zip(items, results, strict=True):
-            yield from self._take_over(item.client, result)
+        for owner, result in zip(owners, results, strict=True):
+            yield from self._take_over(owner, result)
 
     def _alignment(self, client: int, uploads: list[Upload]) -> Alignment:
         start = self._auxiliary if client == POOLED else self.auxiliary_of(client)
@@ -388,7 +444,10 @@ class SServer(SServerRole):
             "aligned": self._aligned,
             "alignment_optimizers": self._alignment_optimizers,
             "alignment": {client: data.state() for client, data in self.alignment.items()},
+            "sums": {owner: sums.state() for owner, sums in self._sums.items()},
         }
+        if self._uploads:
+            state["uploads"] = torch.tensor(self._uploads)
         for group, own in groups.items():
             state |= flat({str(client): tensors for client, tensors in own.items()}, f"{group}/")
         return state
@@ -406,8 +465,10 @@ class SServer(SServerRole):
         self._seen = set(state["seen"].tolist())
         self._aligned_in = dict(state["aligned_in"].tolist()) if "aligned_in" in state else {}
         for client, tensors in by_client(below("alignment/", state)).items():
-            self.alignment[client] = AlignmentData(self._settings.config.alignment.samples)
+            self.alignment[client] = AlignmentData(self._capacity())
             self.alignment[client].load_state(tensors)
+        self._sums = {owner: Sums(**own) for owner, own in by_client(below("sums/", state)).items()}
+        self._uploads = int(state["uploads"]) if "uploads" in state else 0
 
 
 def aligned_auxiliary(settings: Settings, client: int, t: int, aligned: Tensors, held: Tensors) -> Message:

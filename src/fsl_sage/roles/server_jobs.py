@@ -9,6 +9,7 @@ import torch
 from fsl_sage.alignment.dataset import Upload, batches
 from fsl_sage.alignment.fidelity import Fidelity, fidelity
 from fsl_sage.alignment.matching import UnusableError, align, alignment_optimizer
+from fsl_sage.alignment.regression import Sums, fit
 from fsl_sage.config import AlignmentConfig
 from fsl_sage.models.norm import recalibrated
 from fsl_sage.roles.replica import Replica
@@ -24,6 +25,10 @@ SpreadOver = Callable[[Job, Any, Sequence[Any]], list[Any]]
 
 POOLED = -1
 """The "client" of an auxiliary that all clients share."""
+
+
+RIDGE_WEIGHT = "weight"
+"""The name of W, all that is fitted of a ridge auxiliary."""
 
 
 class Alignment(NamedTuple):
@@ -58,6 +63,15 @@ def align_one(workbench: Workbench, settings: Settings, shared: tuple[int, Tenso
     except UnusableError as error:
         return str(error)
     return Aligned(auxiliary.weights(), auxiliary.optimizer_state() if config.optimizer_state == "kept" else {})
+
+
+def fit_one(workbench: Workbench, settings: Settings, shared: None, item: Sums) -> Aligned | str:
+    """Align one ridge auxiliary, by its sums. Returns why, where that is not possible."""
+    layout = workbench.slots["auxiliary"].layouts[RIDGE_WEIGHT]
+    try:
+        return Aligned({RIDGE_WEIGHT: fit(item, settings.config.alignment.ridge).to(layout.dtype)}, {})
+    except UnusableError as error:
+        return str(error)
 
 
 @torch.no_grad()

@@ -2,6 +2,8 @@
 
 from fsl_sage.models.attention import twice_differentiable_attention
 from fsl_sage.split.auxiliaries.auxiliary import AuxiliaryStates, auxiliary
+from fsl_sage.split.auxiliaries.fitted_scale import FITTED_SCALE, add_fitted_scale, fitted_scale
+from fsl_sage.split.auxiliaries.ridge import Ridge, random_features, rms
 from fsl_sage.split.costs.cut_points import CutPoint, cut_points, cut_points_of
 from fsl_sage.split.costs.profile import Step, training_step
 from fsl_sage.split.errors import SplitError
@@ -14,16 +16,19 @@ from fsl_sage.split.plan.analysis import Analysis
 from fsl_sage.split.plan.split_plan import BoundaryTensor, SplitPlan
 
 __all__ = [
+    "FITTED_SCALE",
     "Analysis",
     "AuxiliaryStates",
     "Boundary",
     "BoundaryTensor",
     "CutPoint",
     "Part",
+    "Ridge",
     "Split",
     "SplitError",
     "SplitPlan",
     "Step",
+    "add_fitted_scale",
     "auxiliary",
     "boundary_shapes",
     "build_side",
@@ -31,8 +36,11 @@ __all__ = [
     "cut_points",
     "cut_points_of",
     "detached_leaves",
+    "fitted_scale",
     "fixed_tensors",
     "passage",
+    "random_features",
+    "rms",
     "set_fixed",
     "side_tensors",
     "split_by_analysis",

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.conftest import merge
 from tests.texts import FAMILIES, save_all, save_model
 
 from fsl_sage.config import from_dict
@@ -23,9 +24,16 @@ def options_for(directory: Path, family: str, auxiliary: str = "head") -> dict[s
     return {**options, "lora": {"dropout": 0.0, "auxiliary": auxiliary}, "clients": 2, "device": "cpu", "seed": 3}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+CHANGES: dict[str, dict[str, Any]] = {
+    **{family: {} for family in FAMILIES},
+    "llama, ridge": {"model": {"auxiliary": "ridge:9"}},
+    "gpt2, by direction": {"alignment": {"loss": "cosine"}},
+}
+
+
+@pytest.mark.parametrize("family", CHANGES)
 def test_each_part_alone_has_the_bits_of_a_whole_setup(tmp_path: Path, family: str) -> None:
-    config = from_dict(options_for(tmp_path, family))
+    config = from_dict(merge(options_for(tmp_path, family.partition(",")[0]), CHANGES[family]))
     whole = make_setup(config).modules
     for part in ("client", "auxiliary", "server"):
         wanted = named_tensors(whole[part])

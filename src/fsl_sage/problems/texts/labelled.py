@@ -88,6 +88,8 @@ class TextClassification(Classes):
 class LabelledTextProblem(Problem):
     """Texts with labels, and a sequence classifier of transformers that tells the classes apart."""
 
+    has_tokens = True
+
     def __init__(self, data: LabelledData | None, sizes: LabelledSizes, name: str = "texts") -> None:
         """Without data only the sizes are known."""
         self.data = data

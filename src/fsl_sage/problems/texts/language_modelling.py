@@ -30,6 +30,7 @@ class LanguageModelling(Task):
     the greatest length, an upper bound.
     """
 
+    term_dimensions = 2
     labels_are = "the tokens of every completion, which are its text, and where they stand"
 
     def __init__(

@@ -22,6 +22,7 @@ from fsl_sage.problems.parts import META, build_model, cut_model
 from fsl_sage.problems.texts.problem import TextProblem
 from fsl_sage.problems.texts.texts import TextSizes
 from fsl_sage.seeding import derive
+from fsl_sage.split import FITTED_SCALE, Ridge
 from fsl_sage.split.trace.skeleton import holder_and_attribute, named_tensors, set_tensor
 
 
@@ -44,6 +45,8 @@ def load_side(config: Config, parts: Sequence[str]) -> dict[str, nn.Module]:
         torch.manual_seed(derive(config.seed, "model"))
         adapters = draw_adapters(whole)
     files = _Files(path, whole)
+    if isinstance(made["auxiliary"], Ridge):
+        adapters["weight"] = torch.zeros(made["auxiliary"].weight.shape)
     for part in parts:
         for name, tensor in named_tensors(made[part]).items():
             set_tensor(made[part], name, _filled(whole, name, tensor, adapters, files))
@@ -92,6 +95,8 @@ _OF_TOKENIZERS = (
 
 
 def _filled(whole: nn.Module, name: str, empty: Tensor, adapters: Mapping[str, Tensor], files: "_Files") -> Tensor:
+    if name == FITTED_SCALE:
+        return torch.ones(())
     if not isinstance(empty, nn.Parameter):
         return _computed(whole, name)
     values = adapters[name] if name in adapters else files.read(name)

@@ -29,6 +29,8 @@ MAX_PASSES = 8
 class TextProblem(Problem):
     """Prompts with completions, and a causal language model that learns the completions."""
 
+    has_tokens = True
+
     @classmethod
     def accepted_partitions(cls, config: Config) -> tuple[str, ...]:
         """Only texts of E2E say what they are about."""

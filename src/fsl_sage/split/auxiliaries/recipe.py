@@ -19,7 +19,9 @@ from fsl_sage.split.errors import SplitError
 from fsl_sage.split.parts.gates import structure_of
 from fsl_sage.split.trace.skeleton import Original, tensor_leaves
 
-ACCEPTED = '"linear", "half", "full", "blocks:N", a share such as "5%", a number of bytes, or an nn.Module'
+ACCEPTED = (
+    '"linear", "half", "full", "blocks:N", a share such as "5%", a number of bytes, an nn.Module, or in a run "ridge"'
+)
 State = Mapping[str, Tensor]
 """Named parameters and buffers."""
 
