@@ -17,6 +17,8 @@ from fsl_sage.cli.front import COMMANDS
 from fsl_sage.cli.parsing import parse, parse_comparison
 from tests.docs.pages import PAGES, ROOT, anchors, blocks, commands, links, named
 
+RUN_ELSEWHERE = {"data.md"}
+"""Its commands need the data that tests/test_data_page.py makes, and runs them with."""
 OWN = """
 from fsl_sage import Algorithm
 
@@ -60,7 +62,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "experiments").symlink_to(ROOT / "experiments")
-    (tmp_path / "my.toml").write_text("rounds = 3\n")
+    for name in ("my.toml", "PRESET.toml"):
+        (tmp_path / name).write_text("rounds = 3\n")
+    (tmp_path / "pairs.jsonl").write_text('{"prompt": "Food: Thai.", "completion": " Thai food."}\n')
     (tmp_path / "mine.py").write_text(OWN)
     anchored = next(block for block in blocks(ROOT / "CONTRIBUTING.md") if block.language == "python")
     (tmp_path / "anchored.py").write_text(anchored.text)
@@ -86,14 +90,16 @@ def accept(words: list[str]) -> None:
         tyro.cli(getattr(kinds, f"{command.title()}Arguments"), args=args)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if [*commands(page)]], ids=named)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if [*commands(page)] and page.name not in RUN_ELSEWHERE], ids=named
+)
 def test_commands_are_accepted(page: Path, place: Path) -> None:
     refused = []
     for where, words in commands(page):
         if words == ["--version"] or "--help" in words:
             continue
         try:
-            accept(words)
+            accept([word.replace("/srv/test", str(place / "pairs.jsonl")) for word in words])
         except (Exception, SystemExit) as error:
             refused.append(f"{where}: fsl-sage {' '.join(words)}: {error}")
     for name in ("mine", "anchored"):
