@@ -152,7 +152,8 @@ def _copied_parts(config: Config, problem: Problem, device: torch.device) -> dic
     if device == META or not isinstance(problem, ImageProblem) or config.model.name not in SMALL_MODELS:
         return build_parts(config, problem, device)
     sizes = problem.sizes
-    key = (config.model, config.seed, config.precision, device, sizes.classes, sizes.image)  # all that they depend on
+    kinds = (sizes.classes, sizes.image, config.alignment.loss)
+    key = (config.model, config.seed, config.precision, device, *kinds)  # all that they depend on
     if key not in _PARTS:
         _PARTS[key] = build_parts(config, problem, device)
     return copy.deepcopy(_PARTS[key])
