@@ -41,6 +41,7 @@ RUNS = {
     "theory": 1,
     "niid-bench": 3 * 2,
     "smollm2_e2e": 4,
+    "smollm2_e2e_ridge": 2,
 }
 
 

@@ -175,9 +175,11 @@ def copies_not_averaged(patch: Patch) -> None:
     """The copy of the last client takes the place of the mean."""
 
     def last(self: SServer) -> None:
-        for client in sorted(self._copies):
-            self.set_weights(self._copies[client].weights())
-            self._copy_optimizers[client] = self._copies.pop(client).optimizer_state()
+        for client in range(len(self.client_weights)):
+            if client in self._copies:
+                self.set_weights(self._copies[client].weights())
+                self._copies.optimizers[client] = self._copies[client].optimizer_state()
+                self._copies.drop(client)
 
     patch.setattr(SServer, "average_copies", last)
 

@@ -45,7 +45,7 @@ def test_several_runs_are_shown_side_by_side_and_followed(tmp_path: Path) -> Non
         assert len(texts(page, "#moved .row")) == 3
 
         go_on(going, 3)
-        page.until("document.querySelector('[data-state=running] dd').textContent === '7 / 12'")
+        page.until("document.querySelector('[data-state=running] dd')?.textContent === '7 / 12'")
         assert sorted(points(page, "test_accuracy")) == [2, 7, 12]
 
         first = page.value("document.querySelector('[data-chart=test_accuracy] .curve').getAttribute('d')")
@@ -110,7 +110,7 @@ def test_a_real_run_is_followed_from_before_its_start_to_its_end(tiny, tmp_path:
 
         def round(self, metrics) -> None:
             done = metrics["round"] + 1
-            page.until(f"document.querySelector('.tile .big').textContent === '{done} of 3'")
+            page.until(f"document.querySelector('.tile .big')?.textContent === '{done} of 3'")
             seen.append((texts(page, "#live")[0], texts(page, ".lane"), points(page, "test_accuracy")))
 
     with served(config.out) as server, chromium(tmp_path / "profile") as page:

@@ -68,8 +68,8 @@ def written_options(values: Mapping[str, Any]) -> dict[str, Any]:
     Options of other algorithms are left out: older versions wrote them down too. A value that cannot be one of its
     option is an InputError.
     """
-    from_dict(known_values(respelled(values)), Config())
     flat = flatten(respelled(values))
+    from_dict(known_values(_given(respelled(values))), Config())
     if any(isinstance(value, int) and abs(value) > _LARGEST for value in flat.values()):
         raise InputError("config.json has a number that is no option's.")
     kind = known_algorithm(str(flat["algorithm"]))
@@ -77,10 +77,19 @@ def written_options(values: Mapping[str, Any]) -> dict[str, Any]:
         return {**options_of(Config()), **flat}
     own = option_fields(kind)
     hints = get_type_hints(kind.Options)
-    kind.Options(**{path: convert(flat[path], hints[path], path) for path in own if path in flat})
+    kind.Options(**{path: convert(flat[path], hints[path], path) for path in own if flat.get(path) is not None})
     usual = {name: value for name, value in defaults_of(kind.Options).items() if name not in flat}
     kept = {path: value for path, value in flat.items() if path in own or not owners(path)}
     return {**options_of(Config()), **usual, **kept}
+
+
+def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values without those that are null: an option that may not be null today may have been so earlier."""
+    return {
+        name: _given(value) if isinstance(value, Mapping) else value
+        for name, value in values.items()
+        if value is not None
+    }
 
 
 def settings_of(options: Mapping[str, Any]) -> dict[str, Any]:
