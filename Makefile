@@ -19,7 +19,7 @@ run: $(VENV)/.installed
 test: lint
 	@echo "2 of 3: the quick tests, two at a time. About 12 minutes on two cores."
 	$(BIN)/pytest -n 2 --dist worksteal -m "not slow and not long"
-	@echo "3 of 3: the slow tests, which start servers and clusters. About 12 minutes."
+	@echo "3 of 3: the slow tests, which start servers and clusters. About 15 minutes."
 	$(BIN)/pytest -n 2 --dist loadgroup -m "slow and not long"
 
 # Attacks and accidents at full length, about two hours; what they gave last is in docs/reliability.md.
