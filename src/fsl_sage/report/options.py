@@ -68,8 +68,10 @@ def written_options(values: Mapping[str, Any]) -> dict[str, Any]:
     Options of other algorithms are left out: older versions wrote them down too. A value that cannot be one of its
     option is an InputError.
     """
-    flat = flatten(respelled(values))
     from_dict(known_values(_given(respelled(values))), Config())
+    flat = {
+        path: value for path, value in flatten(respelled(values)).items() if value is not None or _may_be_null(path)
+    }
     if any(isinstance(value, int) and abs(value) > _LARGEST for value in flat.values()):
         raise InputError("config.json has a number that is no option's.")
     kind = known_algorithm(str(flat["algorithm"]))
@@ -90,6 +92,14 @@ def _given(values: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in values.items()
         if value is not None
     }
+
+
+def _may_be_null(path: str) -> bool:
+    try:
+        from_dict(known_values(nest(path, None)), Config())
+    except InputError:
+        return False
+    return True
 
 
 def settings_of(options: Mapping[str, Any]) -> dict[str, Any]:
