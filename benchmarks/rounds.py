@@ -39,8 +39,14 @@ def config_for(algorithm: str, model: str, batch_size: int = 64) -> Config:
     )
 
 
+def adam(module: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(module.parameters(), lr=1e-3, weight_decay=1e-4, fused=True)
+
+
 class Bare:
     """The same work without the system."""
+
+    make_optimizer = staticmethod(adam)
 
     def __init__(self, setup: Setup) -> None:
         self.setup, self.task, self.config = setup, setup.settings.task, setup.settings.config
@@ -51,7 +57,7 @@ class Bare:
             trained = part in setup.algorithm.averaged or (part == "server" and setup.algorithm.has_s_server)
             for mine in self.parts:
                 mine[part].requires_grad_(trained)
-        self.optimizers = [{p: adam(m) for p, m in mine.items() if has_gradients(m)} for mine in self.parts]
+        self.optimizers = [{p: self.make_optimizer(m) for p, m in mine.items() if has_gradients(m)} for mine in self.parts]
 
     def batches(self, client: int):
         examples = self.setup.examples[client]
@@ -152,10 +158,6 @@ def boundary(output) -> torch.Tensor:
 
 def has_gradients(module: nn.Module) -> bool:
     return any(parameter.requires_grad for parameter in module.parameters())
-
-
-def adam(module: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.Adam(module.parameters(), lr=1e-3, weight_decay=1e-4, fused=True)
 
 
 class Ours:
