@@ -57,7 +57,9 @@ class Bare:
             trained = part in setup.algorithm.averaged or (part == "server" and setup.algorithm.has_s_server)
             for mine in self.parts:
                 mine[part].requires_grad_(trained)
-        self.optimizers = [{p: self.make_optimizer(m) for p, m in mine.items() if has_gradients(m)} for mine in self.parts]
+        self.optimizers = [
+            {p: self.make_optimizer(m) for p, m in mine.items() if has_gradients(m)} for mine in self.parts
+        ]
 
     def batches(self, client: int):
         examples = self.setup.examples[client]

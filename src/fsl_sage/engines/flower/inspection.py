@@ -18,6 +18,7 @@ from torch import Tensor
 from fsl_sage.engines.dry import DryEngine
 from fsl_sage.engines.flower.contents import ABOUT, TENSORS, Report, unpack
 from fsl_sage.engines.flower.courier import printable
+from fsl_sage.precision import all_finite
 from fsl_sage.roles.footprint import Footprint
 from fsl_sage.wire.codecs.arrays import CodecError, Label, decode_one, read_label
 from fsl_sage.wire.codecs.cached import check_places
@@ -155,7 +156,7 @@ class Inspector:
             raise RejectedError(f"{error}".rstrip(".")) from None
 
     def _check_numbers(self, path: str, tensor: Tensor) -> None:
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+        if not all_finite(tensor):
             raise RejectedError(f"'{path}' has values that are not finite")
         if tensor.is_floating_point() and tensor.numel() and float(tensor.abs().max()) > LARGEST:
             raise RejectedError(f"'{path}' has values beyond {LARGEST:g}")

@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fsl_sage.precision import all_finite
 from fsl_sage.wire.codecs.arrays import ArrayCodec, CodecError, Noise, Shape
 from fsl_sage.wire.codecs.groups import Grouping
 
@@ -31,7 +32,7 @@ class Cast(ArrayCodec):
     def encode(self, x: Tensor, noise: Noise) -> Tensor:
         """Rounded to the nearest."""
         short = self._grouping.cells(x).to(self.dtype)
-        if not short.isfinite().all():
+        if not all_finite(short):
             name = str(self.dtype).removeprefix("torch.")
             raise CodecError(f"Numbers that are infinite, or become so, cannot be sent as {name}. {WAY_OUT[name]}")
         return short.reshape(-1).view(torch.uint8)
@@ -39,6 +40,6 @@ class Cast(ArrayCodec):
     def decode(self, payload: Tensor, shape: Shape, dtype: torch.dtype) -> Tensor:
         """Exactly what was rounded to."""
         numbers = payload.clone().view(self.dtype)
-        if not numbers.isfinite().all():
+        if not all_finite(numbers):
             raise CodecError("A payload has numbers that are not finite.")
         return self._grouping.array(numbers.to(dtype), shape)

@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from fsl_sage.precision import all_finite
 from fsl_sage.wire.codecs.arrays import ArrayCodec, CodecError, Noise, Shape, as_bytes
 
 STRAY = 0.1
@@ -44,7 +45,7 @@ class TopK(ArrayCodec):
 
     def encode(self, x: Tensor, noise: Noise) -> Tensor:
         """The numbers row by row, then where they are."""
-        if not bool(x.isfinite().all()):
+        if not all_finite(x):
             raise CodecError("Numbers that are not finite cannot be coded. A lower --optimizer.lr usually helps.")
         rows = x.reshape(self.rows(x.shape))
         places = self._choose(rows, self.kept(x.shape), noise)
@@ -78,7 +79,7 @@ class AtPlaces:
 
     def encode(self, x: Tensor, places: Tensor) -> Tensor:
         """The numbers alone."""
-        if not bool(x.isfinite().all()):
+        if not all_finite(x):
             raise CodecError("Gradients that are not finite cannot be coded. A lower --optimizer.lr usually helps.")
         return as_bytes(x.reshape(places.shape)[places])
 
@@ -89,7 +90,7 @@ class AtPlaces:
 
 def fill(places: Tensor, numbers: Tensor) -> Tensor:
     """Numbers at these places, 0 elsewhere."""
-    if not bool(numbers.isfinite().all()):
+    if not all_finite(numbers):
         raise CodecError("A payload has numbers that are not finite.")
     array = torch.zeros(places.shape, dtype=numbers.dtype, device=numbers.device)
     array[places] = numbers
