@@ -45,7 +45,7 @@ AWAY = "Dirichlet, cohort 2 of 3"
     [("iid", "int4", "pooled"), (AWAY, "int4", "client"), (AWAY, "mixed", "pooled"), ("iid", "mixed", "client")],
 )
 def test_fsl_sage_with_codecs(subject, setting, codec, scope):
-    check(subject(SETTINGS[setting], codec=CODECS[codec], alignment={"scope": scope}, data={"train_images": 100}))
+    check(subject(SETTINGS[setting], codec=CODECS[codec], alignment={"scope": scope}))
 
 
 # The oracle notices
@@ -76,4 +76,4 @@ def rounded_half_a_step_off(patch):
 def test_the_oracle_notices(subject, monkeypatch, fault):
     fault(monkeypatch)
     with pytest.raises(AssertionError, match="is off by"):
-        check(subject(codec=CODECS["int4"], data={"train_images": 60}))
+        check(subject(codec=CODECS["int4"], rounds=2))

@@ -107,7 +107,7 @@ BETWEEN_AVERAGES = [own_part_lost, averaged_too_early]
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_the_oracle_notices(subject, monkeypatch, fault):
-    config = with_cuts(subject, "three cuts", {"data": {**DIRICHLET["data"], "train_images": 100}, "rounds": 2})
+    config = with_cuts(subject, "three cuts", {**DIRICHLET, "rounds": 2})
     fault(monkeypatch)
     with pytest.raises(AssertionError, match="is off by"):
         check(config)

@@ -89,7 +89,7 @@ def test_option_of_fsl_sage(subject, option, setting):
     ("setting", "scope", "below", "alignments"),
     [
         ("iid", "pooled", -0.005, {(1, -1)}),
-        ("Dirichlet, cohort 2 of 3", "client", 0.05, {(0, 0), (0, 1), (1, 2), (3, 1)}),
+        ("Dirichlet, cohort 2 of 3", "client", 0.02, {(0, 0), (0, 1), (1, 2), (2, 1)}),
     ],
 )
 def test_alignment_when_it_is_needed(subject, setting, scope, below, alignments):
@@ -168,7 +168,8 @@ def test_one_step_in_single_precision(subject, algorithm):
     the oracle itself, in float64, in one of six trials that move its inputs by 1e-7. In float64 both agree to 1e-15.
     That is the kink of the ReLU, not a fault."""
     one = {"precision": "float32", "rounds": 1, "local_steps": 1, "optimizer": {"name": "sgd", "lr": 0.1}}
-    config = subject(one, algorithm=algorithm, alignment={"optimizer": "sgd", "steps": 1, "lr": 0.1})
+    large = {"batch_size": 16, "data": {"train_images": 160}, "alignment": {"samples": 40, "batch_size": 16}}
+    config = subject(one, large, algorithm=algorithm, alignment={"optimizer": "sgd", "steps": 1, "lr": 0.1})
     check(config, tolerance=2e-6, bytes=False)
 
 

@@ -238,7 +238,7 @@ FAULTS: list[tuple[str, Callable[[Patch], None]]] = [
 
 @pytest.mark.parametrize(("variant", "fault"), FAULTS, ids=lambda value: getattr(value, "__name__", value))
 def test_the_oracle_notices(subject, monkeypatch, variant, fault):
-    config = subject({"data": {**DIRICHLET["data"], "train_images": 100}, "rounds": 2}, VARIANTS[variant])
+    config = subject(DIRICHLET, VARIANTS[variant], rounds=2)
     notices(config, monkeypatch, fault, found_and_expected)
 
 
