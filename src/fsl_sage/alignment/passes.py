@@ -58,13 +58,16 @@ class Passes:
                 loss = self.task.loss(self.task.output(part, inputs, target), target)
             wanted = [leaf for leaf in inputs if leaf.requires_grad]
             with gradients_of_inputs():
-                gradients = torch.autograd.grad(loss, wanted, create_graph=create_graph)
+                gradients = torch.autograd.grad(
+                    loss, wanted, create_graph=create_graph, allow_unused=True, materialize_grads=True
+                )
         return gradients if create_graph else _scaled(part, gradients), loss.detach()
 
 
 def gradients_of(inputs: Sequence[Tensor]) -> Smash:
-    """The gradients that leaves have got."""
-    return tuple(leaf.grad for leaf in inputs if leaf.grad is not None)
+    """The gradients of leaves; zero where a part, such as a small auxiliary, has not used what crossed."""
+    wanted = (leaf for leaf in inputs if leaf.is_leaf and leaf.requires_grad)
+    return tuple(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in wanted)
 
 
 def _scaled(part: nn.Module, gradients: Smash) -> Smash:

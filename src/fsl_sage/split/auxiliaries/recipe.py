@@ -180,16 +180,17 @@ class Recipes:
 
 
 class _Bypass:
-    """Stands as `forward` of a block that is left out: hands on the first tensor that it is given."""
+    """Stands as `forward` of a block that is left out: hands on the tensor that the block works on."""
 
     def __init__(self, call: SeenCall) -> None:
         self.fit: nn.Module | None = None
         self.structure = call.structure
         self.leaves = call.leaves
         self.main_leaf = call.main_leaf
+        self.main_argument = call.main_argument
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        tensor = tensor_leaves((args, kwargs))[0]
+        tensor = tensor_leaves((args, kwargs))[self.main_argument]
         tensor = tensor if self.fit is None else self.fit(tensor)
         leaves = [tensor if position == self.main_leaf else leaf for position, leaf in enumerate(self.leaves)]
         return pytree.tree_unflatten(leaves, structure_of(self.structure))

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from fsl_sage.split.parts.gates import Boundary
 from fsl_sage.split.plan.analysis import Analysis, MakeTensor
 from fsl_sage.split.plan.split_plan import CutPlan, dtype_of
-from fsl_sage.split.trace.skeleton import Original, on_meta, own_buffers, skeleton, without_data
+from fsl_sage.split.trace.skeleton import Original, on_meta, own_buffers, skeleton, tensor_leaves, without_data
 
 T = TypeVar("T")
 
@@ -115,6 +115,8 @@ class SeenCall:
     """The plain values among the leaves of what it returned; None for the tensors."""
     main_leaf: int = 0
     """The position of the first tensor among these leaves."""
+    main_argument: int = 0
+    """The position, among the tensors that it took, of the one that it works on."""
     inner: list[SeenCall] = field(default_factory=list)
 
     @property
@@ -142,13 +144,17 @@ class SeenCall:
 class _See:
     """Stands as `forward` of a module and notes its calls."""
 
-    def __init__(self, module: nn.Module, name: str, seen: list[list[SeenCall]]) -> None:
+    def __init__(self, module: nn.Module, name: str, seen: list[list[SeenCall]], made: list[Tensor]) -> None:
         self.original = Original(module)
         self.name = name
         self.seen = seen
+        self.made = made
+        """What all modules have returned, in the order of time."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        call = SeenCall(self.name, self.original.module, _shape_of_first((args, kwargs)))
+        taken = tensor_leaves((args, kwargs))
+        call = SeenCall(self.name, self.original.module, _shape_of_first(taken))
+        call.main_argument = _newest(taken, self.made)
         self.seen[-1].append(call)
         self.seen.append(call.inner)
         try:
@@ -160,7 +166,18 @@ class _See:
         call.structure = pytree.treespec_dumps(structure)
         call.leaves = tuple(None if isinstance(leaf, Tensor) else leaf for leaf in leaves)
         call.main_leaf = next((i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)), 0)
+        self.made.extend(tensor_leaves(output))
         return output
+
+
+def _newest(taken: list[Tensor], made: list[Tensor]) -> int:
+    """Which of the tensors that a module takes it works on: the first, unless one of its shape was made later.
+
+    So the decoder of an encoder-decoder works on what the encoder has made, and not on its own embeddings.
+    """
+    order = {id(tensor): position for position, tensor in enumerate(made)}
+    ages = [order.get(id(tensor), -1) if tensor.shape == taken[0].shape else -1 for tensor in taken]
+    return ages.index(max(ages)) if ages and ages[0] >= 0 else 0
 
 
 def _shape_of_first(tree: Any) -> tuple[int, ...]:
@@ -172,9 +189,10 @@ def seen_calls(stage: Stage) -> list[SeenCall]:
 
     def prepare(copied: nn.Module) -> list[list[SeenCall]]:
         seen: list[list[SeenCall]] = [[]]
+        made: list[Tensor] = []
         for name, module in copied.named_modules():
             if name:
-                module.__dict__["forward"] = _See(module, name, seen)
+                module.__dict__["forward"] = _See(module, name, seen, made)
         return seen
 
     (found,) = stage.run_copy(prepare)

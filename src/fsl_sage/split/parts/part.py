@@ -185,12 +185,12 @@ class Passage:
 
     def _receive(self, boundary: Boundary, entry: CutPlan) -> ForwardPass:
         """Set up a pass from the boundary: placeholders for all that did not travel."""
-        tensors = boundary.tensors
-        if len(tensors) != len(entry.tensors):
+        if len(boundary.tensors) != len(entry.tensors):
             names = ", ".join(tensor.name for tensor in entry.tensors)
             raise SplitError(
-                f"{len(entry.tensors)} tensors cross at '{entry.cut}' ({names}); {len(tensors)} were given"
+                f"{len(entry.tensors)} tensors cross at '{entry.cut}' ({names}); {len(boundary.tensors)} were given"
             )
+        tensors = tuple(plan.as_used(x) for plan, x in zip(entry.tensors, boundary.tensors, strict=True))
         stand_in = _Placeholders(tensors, entry, self.plan.dense)
         given = boundary.shapes
         current = ForwardPass(stand_in.leaves(self.plan.inputs, given.inputs if given else None))
@@ -206,14 +206,16 @@ class Passage:
     def _boundary(self, current: ForwardPass) -> Boundary:
         assert self.exit is not None
         try:
-            tensors = tuple(
+            tensors = [
                 current.inputs[plan.leaf] if plan.module is None else current.captured[plan.module, plan.nth, plan.leaf]
                 for plan in self.exit.tensors
-            )
+            ]
         except KeyError as missing:
             raise SplitError(f"the forward pass did not call '{missing.args[0][0]}', whose output must cross") from None
         shapes = tuple(current.shapes.get((call.module, call.nth), ()) for call in self.exit.calls)
-        return Boundary(tensors, Shapes(tuple(map(plain_leaf, current.inputs)), shapes))
+        batch = tensors[0].shape[self.exit.tensors[0].batch_dimension] if tensors[0].dim() else 1
+        sent = tuple(plan.as_sent(tensor, batch) for plan, tensor in zip(self.exit.tensors, tensors, strict=True))
+        return Boundary(sent, Shapes(tuple(map(plain_leaf, current.inputs)), shapes))
 
     def apply_to_absent(self, fn: Callable[[Tensor], Tensor]) -> None:
         """Convert the placeholders as the tensors of the part were."""

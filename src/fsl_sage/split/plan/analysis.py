@@ -230,11 +230,11 @@ class Analysis:
 
     def _sides(self, cuts: Sequence[str]) -> list[set[str]]:
         """The parameters and buffers that each part uses, and those that nobody uses with the module they belong to."""
-        sides = self._used_by(cuts)
-        used = set().union(*sides)
+        used = self._used_by(cuts)
+        sides = [set(names) for names in used]
         for name in self.tensors:
-            if name not in used:
-                sides[self._side_of_unused(name, cuts)].add(name)
+            if not any(name in names for names in used):
+                sides[self._side_of_unused(name, cuts, used)].add(name)
         return sides
 
     def _used_by(self, cuts: Sequence[str]) -> list[set[str]]:
@@ -256,8 +256,15 @@ class Analysis:
                     sides[side + 1].update(crossings.trace.state_names[node])
         return sides
 
-    def _side_of_unused(self, name: str, cuts: Sequence[str]) -> int:
-        """With the innermost module around it that one part alone runs; with the server's part if there is none."""
+    def _side_of_unused(self, name: str, cuts: Sequence[str], used: Sequence[set[str]]) -> int:
+        """Where the same weights are used under another name; else with the module around it.
+
+        That is the innermost one that one part alone runs; if there is none, it goes with the server's part.
+        """
+        twins = {other for other, tensor in self.tensors.items() if tensor is self.tensors[name]}
+        for side, names in enumerate(used):
+            if names & twins:
+                return side
         module = name
         while module:
             module = module.rpartition(".")[0]

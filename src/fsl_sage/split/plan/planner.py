@@ -44,7 +44,18 @@ class CutPlanner:
             key=lambda leaf: (leaf.module != cut, order[Key(leaf.module, leaf.nth)], leaf.leaf),
         )
         inputs = sorted(set().union(*(crossing.inputs for crossing in found)))
-        return (*(self._tensor(leaf, found) for leaf in sent), *map(self._input, inputs))
+        of_cut, *others = (self._tensor(leaf, found) for leaf in sent)
+        others = [self._for_each(tensor) if tensor.module == cut and of_cut.batched else tensor for tensor in others]
+        return (of_cut, *others, *map(self._input, inputs))
+
+    def _for_each(self, tensor: BoundaryTensor) -> BoundaryTensor:
+        """What the cut returns once for a batch, such as T5's position bias, is sent for each sample.
+
+        Its module carries the input, too, so it cannot be repeated behind the cut.
+        """
+        if tensor.batched or not tensor.has_gradient or len(tensor.shape) < 2 or tensor.shape[0] != 1:
+            return tensor
+        return replace(tensor, shape=(self.batch, *tensor.shape[1:]), batched=True, for_each=True)
 
     def _versions(self, key: Key, found: list[Crossing]) -> list[list[Leaf] | None]:
         """The leaves of a call in every trace; None where it was not made."""
@@ -81,7 +92,7 @@ class CutPlanner:
         )
 
     def _shape_in_example(self, versions: list[Leaf | None]) -> dict[str, Any]:
-        """Shape and type of a tensor, and whether its first dimension follows the batch."""
+        """Shape and type of a tensor as it travels, and whether its first dimension follows the batch."""
         first = next(i for i, leaf in enumerate(versions) if leaf is not None)
         leaf = versions[first]
         assert leaf is not None
@@ -92,11 +103,19 @@ class CutPlanner:
         follows = [
             any(shape[i] != size for shape in same_rank) or (i == 0 and not others) for i, size in enumerate(leaf.shape)
         ]
-        shape = (
+        shape = [
             size * self.batch // self.samples[first] if grows and others else size
             for size, grows in zip(leaf.shape, follows, strict=True)
-        )
-        return {"shape": tuple(shape), "dtype": dtype_name(leaf.dtype), "batched": bool(follows) and follows[0]}
+        ]
+        # Elsewhere than in front a dimension is that of the samples only if it has their number: [L, B, C].
+        batches = [i for i, grows in enumerate(follows) if grows and i in (0, *_where(leaf.shape, self.samples[first]))]
+        moved = batches[0] if batches else 0
+        return {
+            "shape": tuple(shape[moved : moved + 1] + shape[:moved] + shape[moved + 1 :]),
+            "dtype": dtype_name(leaf.dtype),
+            "batched": bool(batches),
+            "batch_dimension": moved,
+        }
 
     def _call(self, key: Key, found: list[Crossing], plan: CutPlan) -> CallPlan:
         versions = self._versions(key, found)
@@ -131,6 +150,10 @@ class CutPlanner:
             versions = self._versions(Key(tensor.module, tensor.nth), found)
             shapes.append([v[tensor.leaf].shape if (v := versions[i]) else () for i in known])
         return shapes
+
+
+def _where(shape: Sequence[int], size: int) -> list[int]:
+    return [i for i, own in enumerate(shape) if own == size]
 
 
 def _dimension(sizes: tuple[int, ...], axis: int, boundary: list[list[tuple[int, ...]]]) -> Dimension:

@@ -66,7 +66,7 @@ class BoundaryTensor:
     leaf: int
     """Its position among the leaves of what the module returned, or of the inputs."""
     shape: Shape
-    """Its shape in the example."""
+    """Its shape in the example, as it travels."""
     dtype: str
     batched: bool
     """Whether its first dimension grows with the batch."""
@@ -74,6 +74,20 @@ class BoundaryTensor:
     """Whether it is copied before use, because the model changes it in place."""
     sent_as_returned: bool = False
     """Whether it is also copied when the module returns it, because it changes before the cut."""
+    batch_dimension: int = 0
+    """The dimension of the samples in the model. It travels as the first one."""
+    for_each: bool = False
+    """Whether the model has one for the whole batch, [1, ...], and each sample is sent its own."""
+
+    def as_sent(self, tensor: Tensor, batch: int) -> Tensor:
+        """The model's tensor in the form in which it travels, for so many samples."""
+        if self.for_each:
+            return tensor.expand(batch, *tensor.shape[1:])
+        return tensor.movedim(self.batch_dimension, 0) if self.batch_dimension else tensor
+
+    def as_used(self, tensor: Tensor) -> Tensor:
+        """What travelled, in the form in which the model's code takes it."""
+        return tensor.movedim(0, self.batch_dimension).contiguous() if self.batch_dimension else tensor
 
     @property
     def nbytes(self) -> int:

@@ -114,6 +114,8 @@ def _main_inputs(model: nn.Module, arguments: Sequence[tuple[str, Any]], signatu
     declared = getattr(model, "main_input_name", None)
     if declared in given:
         return {declared}
+    if isinstance(declared, str) and "input_ids" in given:  # Perceiver takes a text under two names
+        return {"input_ids"}
     if isinstance(declared, str) and (floating := [n for n, v in arguments if n in given and v.is_floating_point()]):
         return set(floating)
     in_order = [name for name in signature if name in given] or given
