@@ -1,15 +1,29 @@
 """Sequence classifiers of transformers are cut and trained, or refused with the reason and what to do."""
 
 import pytest
+import torch
 
 from fsl_sage import run
 from fsl_sage.config import from_dict
 from fsl_sage.errors import InputError
-from tests.classifiers import CUT, FREEZE, OWN, REFUSED, assert_cut_is_the_whole, classifier_run, tried
+from fsl_sage.models import make_text_classifier
+from fsl_sage.models.encoder_decoder import Place
+from tests.classifiers import (
+    CUT,
+    FREEZE,
+    OWN,
+    REFUSED,
+    assert_cut_is_the_whole,
+    assert_logits_are_those_of_transformers,
+    classifier_run,
+    tried,
+)
 
-QUICK = ("funnel", "modernbert-decoder", "xlm")
-"""What needs more than a list of blocks: lists in a list, a head of its own, blocks over several lists."""
-OFTEN_USED = ("roberta", "distilbert", "electra", "deberta-v2", "mistral", "qwen3")
+QUICK = ("funnel", "modernbert-decoder", "xlm", "xlnet")
+"""What needs more than a list of blocks: lists in a list, a head of its own, blocks in several lists, tokens first."""
+REMADE = ("bart", "t5gemma2", "cohere_compass_text")
+"""One of each form that is made anew to be cut: by a text's end, by the decoder's last token, by the last token."""
+OFTEN_USED = ("roberta", "distilbert", "electra", "deberta-v2", "mistral", "qwen3", "t5", "bart")
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # in DeBERTa
 OTHERS = [name for name in OWN if name not in (*QUICK, *OFTEN_USED)]
 
@@ -17,6 +31,24 @@ OTHERS = [name for name in OWN if name not in (*QUICK, *OFTEN_USED)]
 @pytest.mark.parametrize("architecture", QUICK)
 def test_what_is_cut_computes_as_the_whole(tmp_path, architecture):
     assert_cut_is_the_whole(classifier_run(tmp_path, architecture))
+
+
+@pytest.mark.parametrize("architecture", REMADE)
+def test_what_is_made_anew_to_be_cut_classifies_as_transformers_does(tmp_path, architecture):
+    config = classifier_run(tmp_path, architecture)
+    assert_logits_are_those_of_transformers(config.model.name)
+    assert_cut_is_the_whole(config)
+
+
+@pytest.mark.parametrize("pooling", ["bos", "mean"])
+def test_a_decoder_that_says_how_it_pools_is_left_as_it_is(tmp_path, monkeypatch, pooling):
+    monkeypatch.setitem(OWN, "cohere_compass_text", {**OWN["cohere_compass_text"], "pooling": pooling})
+    assert_logits_are_those_of_transformers(classifier_run(tmp_path, "cohere_compass_text").model.name)
+
+
+def test_a_text_without_its_end_is_classified_by_its_last_token():
+    tokens = torch.tensor([[5, 2, 6, 2, 0], [5, 6, 7, 0, 0], [2, 6, 7, 8, 9]])
+    assert Place(2)(tokens, (tokens != 0).long()).tolist() == [3, 2, 0]
 
 
 @pytest.mark.slow
@@ -31,10 +63,14 @@ def test_every_architecture_is_cut_and_trained_or_refused(tmp_path, architecture
     assert ("refused" in tried(architecture, tmp_path)) == (architecture in REFUSED)
 
 
-@pytest.mark.parametrize(("architecture", "reason"), [("t5", "reads a text twice"), ("xlnet", "puts the tokens")])
-def test_what_cannot_be_cut_is_refused_at_once(tmp_path, architecture, reason):
-    with pytest.raises(InputError, match=f"{reason}.*: give an encoder, such as BERT, or a decoder, such as GPT-2"):
-        run(classifier_run(tmp_path, architecture))
+def test_what_cannot_be_cut_is_refused_at_once(tmp_path):
+    with pytest.raises(InputError, match=r"computes all blocks anew .*: give an encoder, such as BERT, or a decoder"):
+        run(classifier_run(tmp_path, "reformer"))
+
+
+def test_what_a_package_is_missing_for_is_said():
+    with pytest.raises(InputError, match=r"hf:layoutlmv2 cannot be made: ImportError: .* requires the detectron2"):
+        make_text_classifier("hf:layoutlmv2", 2, 24, 12, padding=0)
 
 
 @pytest.mark.parametrize("algorithm", ["fsl-sage", "cse-fsl", "cpsl"])
@@ -69,6 +105,11 @@ def test_one_block_that_runs_again_and_again_has_no_usual_cut(tmp_path):
     ("architecture", "values", "reason"),
     [
         ("xmod", {"default_language": None}, r"which language it reads: write one of en_XX as"),
+        (
+            "big_bird",
+            {"attention_type": "block_sparse"},
+            r'write "attention_type": "original_full" into its config.json',
+        ),
         ("nystromformer", {"num_landmarks": 4}, r"reads texts of 64 tokens and no others, and the longest here has 12"),
     ],
 )

@@ -52,7 +52,7 @@ def _refuse_kernels(written: Any) -> None:
 
 def reason(error: Exception) -> str:
     """What transformers says of files that it cannot use: its first line, and the kind, for some say only a name."""
-    return f"{type(error).__name__}: {short(str(error).partition(chr(10))[0])}"
+    return f"{type(error).__name__}: {short(str(error).strip().partition(chr(10))[0])}"
 
 
 def has_weights(path: Path) -> bool:

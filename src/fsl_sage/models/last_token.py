@@ -43,5 +43,7 @@ def classifies_by_last_token(model: nn.Module) -> bool:
 
 
 def _head_of(model: Any) -> tuple[str, ...]:
+    if getattr(model.config, "pooling", None) not in (None, "eos"):  # of all tokens, or of the first
+        return ()
     score = ("score",) if isinstance(getattr(model, "score", None), nn.Linear) else ()
     return _HEADS.get(model.config.model_type, score)

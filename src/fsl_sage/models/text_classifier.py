@@ -6,6 +6,7 @@ from typing import Any
 from torch import nn
 
 from fsl_sage.errors import InputError
+from fsl_sage.models.encoder_decoder import EncoderDecoderClassifier
 from fsl_sage.models.language import check_vocabulary, make_of_transformers
 from fsl_sage.models.last_token import LastTokenClassifier, classifies_by_last_token
 
@@ -13,7 +14,6 @@ _ENDS_OF_BLOCKS = {"xlm": "transformer.layer_norm2", "flaubert": "transformer.la
 """Models whose blocks are spread over several lists: the list of the modules that end them."""
 _UNCUT = {
     "reformer": "computes all blocks anew in one backward pass, so it cannot be cut between them",
-    "xlnet": "puts the tokens of a batch before its texts, so what crosses a cut cannot be divided into texts",
 }
 """Why a kind of model that could be made is refused."""
 
@@ -33,24 +33,46 @@ def make_text_classifier(name: str, classes: int, vocabulary: int, length: int, 
         _refuse_kind(name, config)
         config.num_labels = classes
         config.problem_type = "single_label_classification"
-        config.pad_token_id = padding
-        config.use_cache = False
-        check_vocabulary(name, vocabulary, config.vocab_size)
-        _check_length(name, config, length)
+        for own in (config, *_inner_configs(config)):
+            own.pad_token_id = padding
+            own.use_cache = own.use_mems_eval = False  # XLNet's name for it is the second
+        text = text_config(config)
+        if hasattr(text, "vocab_size"):  # Canine reads characters, whatever their numbers
+            check_vocabulary(name, vocabulary, text.vocab_size)
+        _check_length(name, text, length)
 
     made: nn.Module = make_of_transformers(
         name, "AutoModelForSequenceClassification", "classifies texts", fit, ignore_mismatched_sizes=True
     )
+    if made.config.is_encoder_decoder:  # type: ignore[union-attr]
+        return EncoderDecoderClassifier(made)
     return LastTokenClassifier(made) if classifies_by_last_token(made) else made
+
+
+def text_config(config: Any) -> Any:
+    """The configuration of what reads the text: of the encoder, of the one for texts, or the whole."""
+    encoder = getattr(config, "encoder", None) if config.is_encoder_decoder else None
+    return config if config.is_encoder_decoder and encoder is None else (encoder or config).get_text_config()
+
+
+def _inner_configs(config: Any) -> Iterator[Any]:
+    """The configurations inside of one, such as an encoder's and a decoder's."""
+    for key in config.sub_configs:
+        inner = getattr(config, key)
+        yield inner
+        yield from _inner_configs(inner)
 
 
 def _refuse_kind(name: str, config: Any) -> None:
     """Refuse what could be made but not cut."""
     reason = _UNCUT.get(config.model_type)
-    if config.is_encoder_decoder:
-        reason = "reads a text twice, in its encoder and in its decoder, so its tokens would have to cross the cut"
     if reason is not None:
         raise InputError(f"--model.name {name} {reason}: give an encoder, such as BERT, or a decoder, such as GPT-2.")
+    if getattr(config, "attention_type", None) == "block_sparse":
+        raise InputError(
+            f"--model.name {name} replaces its own blocks where a text is short, so its parts would not stay what "
+            'they are: write "attention_type": "original_full" into its config.json.'
+        )
     if getattr(config, "default_language", "") is None:
         raise InputError(
             f"--model.name {name} does not know which language it reads: write one of {', '.join(config.languages)} as "
@@ -60,7 +82,7 @@ def _refuse_kind(name: str, config: Any) -> None:
 
 def _check_length(name: str, config: Any, length: int) -> None:
     most = getattr(config, "max_position_embeddings", None)
-    if most is not None and length > most:
+    if most is not None and 0 < most < length:  # XLNet says -1: any length
         raise InputError(
             f"Texts of {length} tokens are too long for --model.name {name}, which reads {most}: give "
             f"--data.sequence-length {most} and --data.long-texts cut."
@@ -76,17 +98,20 @@ def _check_length(name: str, config: Any, length: int) -> None:
 def usual_text_cut(model: nn.Module) -> str:
     """Where a classifier is cut if nothing is said: the name of its first block, or of what ends it."""
     config: Any = model.config
+    text = text_config(config)
+    layers = getattr(text, "num_hidden_layers", None)
     if config.model_type in _ENDS_OF_BLOCKS:
         return f"{_ENDS_OF_BLOCKS[config.model_type]}.0"
+    reader = next((n for n, m in model.named_modules() if type(getattr(m, "config", None)) is type(text)), "")
     for name, module in model.named_modules():
-        if isinstance(module, nn.ModuleList):
+        if isinstance(module, nn.ModuleList) and name.startswith(reader):  # not among the blocks for images
             blocks = list(_leaves(name, module))
-            if len(blocks) == config.num_hidden_layers:
+            if len(blocks) == layers:
                 return blocks[0]
+    why = f"no list of {layers} blocks" if layers else "no number of blocks in its configuration"
     raise InputError(
-        f"A {config.model_type} has no list of {config.num_hidden_layers} blocks, so it has no usual cut (one block "
-        "that runs again and again has the same weights on both sides): give --model.cut; 'fsl-sage cuts' lists what "
-        "goes."
+        f"A {config.model_type} has {why}, so it has no usual cut (one block that runs again and again has the same "
+        "weights on both sides): give --model.cut; 'fsl-sage cuts' lists what goes."
     )
 
 
