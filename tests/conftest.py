@@ -33,7 +33,7 @@ TINY: dict[str, Any] = {
     "device": "cpu",
     "data": {"train_images": 150, "test_images": 100},
     "model": {"name": "small-cnn"},
-    "alignment": {"samples": 48, "steps": 4},
+    "alignment": {"samples": 48, "steps": 4, "batch_size": 16},
 }
 
 

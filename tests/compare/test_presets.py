@@ -58,7 +58,13 @@ def dry_run(file):
     return plans, costs_of_runs([plans[0], plans[-1]])
 
 
-@pytest.mark.parametrize("file", [*PAPER, *CPU], ids=lambda file: f"{file.parent.name}/{file.stem}")
+def grid_of(file):
+    """The parameter of a test; to trace GPT-2 medium takes seconds."""
+    marks = [pytest.mark.slow] if file.stem == "gpt2-medium-e2e" else []
+    return pytest.param(file, id=f"{file.parent.name}/{file.stem}", marks=marks)
+
+
+@pytest.mark.parametrize("file", map(grid_of, [*PAPER, *CPU]))
 def test_every_preset_is_a_grid_that_can_be_priced(file, monkeypatch):
     monkeypatch.chdir(EXPERIMENTS.parent)
     plans, costs = dry_run(file)

@@ -263,7 +263,10 @@ def test_only_auxiliaries_that_have_drifted_are_aligned(tiny, played):
     ("options", "aligned"),
     [
         ({"align_below": 1.0, "align_every": 2}, [3, 0, 3, 0]),
-        ({"align_below": 0.12, "align_every": 1, "cohort": 0.67, "alignment": {"scope": "client"}}, [2, 1, 1, 0]),
+        (
+            {"align_below": 0.12, "align_every": 1, "cohort": 0.67, "alignment": {"scope": "client", "batch_size": 64}},
+            [2, 1, 1, 0],
+        ),
     ],
     ids=["pooled", "client"],
 )
