@@ -1,4 +1,4 @@
-"""Makes the recorded experiments of the CPU scale: python experiments/all.py [STUDY ...] [--jobs N].
+"""Makes the recorded experiments that two cores can make: python experiments/all.py [STUDY ...] [--jobs N].
 
 A study is a folder of curves. A curve is one `fsl-sage compare` into runs/STUDY/CURVE. Whatever stops it, the same
 command continues where it was: finished runs stay, interrupted ones resume from their checkpoints. Runs that are
@@ -65,6 +65,11 @@ STUDIES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "sizes": ("cpu/cifar10-10k-auxiliary-size", *BOTH),
     },
     "cifar100-9999-test-images": {"": ("cpu/cifar100-9999-test-images",)},
+    "paper-two-cores": {
+        "estimated": ("paper/cifar10-two-cores",),
+        "exact": ("paper/cifar10-two-cores", "--algorithms", "splitfed-ss", "fedavg", "--rounds", "50"),
+        "skewed": ("paper/cifar10-two-cores", "--alpha", "0.1"),
+    },
 }
 
 # Runs that two studies share, by their folders in results: whoever comes second takes what the first has recorded.

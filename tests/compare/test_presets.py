@@ -25,6 +25,7 @@ RUNS = {
     "auxiliary-size-cifar10": 2 * 4,
     "auxiliary-size-cifar100": 2 * 4,
     "cifar10": 5 * 2 * 4,
+    "cifar10-two-cores": 2,
     "cifar100": 5 * 2 * 4,
     "dirichlet": 5 * 6,
     "latency": 5,
@@ -75,12 +76,22 @@ def test_every_preset_is_a_grid_that_can_be_priced(file, monkeypatch):
         assert spent or cost["rounds"] == config.rounds
 
 
-@pytest.mark.parametrize("file", [file for file in PAPER if "cifar" in file.read_text()], ids=lambda file: file.stem)
+WITH_A_GPU = [file for file in PAPER if "cifar" in file.read_text() and file.stem != "cifar10-two-cores"]
+
+
+@pytest.mark.parametrize("file", WITH_A_GPU, ids=lambda file: file.stem)
 def test_the_papers_settings_are_those_of_the_preset_paper(file):
     """They differ in the data and in what ends a run, and in nothing else."""
     paper, config = load_preset("paper"), load_preset(file)
     assert config.data.name in ("cifar10", "cifar100")
     same = replace(config, data=paper.data, rounds=paper.rounds, budget_gib=paper.budget_gib)
+    assert replace(same, model=replace(same.model, auxiliary=paper.model.auxiliary)) == paper
+
+
+def test_the_papers_setting_on_two_cores_has_a_cheaper_alignment_and_fewer_rounds():
+    paper, config = load_preset("paper"), load_preset(EXPERIMENTS / "paper" / "cifar10-two-cores.toml")
+    same = replace(config, rounds=paper.rounds, budget_gib=paper.budget_gib, device=paper.device)
+    same = replace(same, alignment=paper.alignment)
     assert replace(same, model=replace(same.model, auxiliary=paper.model.auxiliary)) == paper
 
 
