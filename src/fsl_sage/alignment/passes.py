@@ -38,7 +38,7 @@ class Passes:
         inputs = detached_leaves(z) if cut_gradient else tuple(z)
         part.train()
         with self.autocast():
-            loss = self.task.loss(self.task.output(part, inputs, target), target)
+            loss = self.task.loss_once(self.task.output(part, inputs, target), target)
         loss.backward()  # type: ignore[no-untyped-call]
         return _scaled(part, gradients_of(inputs)), loss.detach()
 
@@ -53,9 +53,10 @@ class Passes:
         if isinstance(part, Ridge):
             return (part.estimate(z, target) / self.task.terms(target),), None
         inputs = detached_leaves(z)
+        loss_of = self.task.loss if create_graph else self.task.loss_once
         with batch_statistics(part):
             with self.autocast():
-                loss = self.task.loss(self.task.output(part, inputs, target), target)
+                loss = loss_of(self.task.output(part, inputs, target), target)
             wanted = [leaf for leaf in inputs if leaf.requires_grad]
             with gradients_of_inputs():
                 gradients = torch.autograd.grad(

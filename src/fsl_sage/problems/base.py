@@ -91,6 +91,10 @@ class Task(ABC):
     def loss(self, output: Any, target: Mapping[str, Tensor]) -> Tensor:
         """The mean loss over the batch's loss terms, a scalar: what training differentiates."""
 
+    def loss_once(self, output: Any, target: Mapping[str, Tensor]) -> Tensor:
+        """`loss`, with its bits, for one backward pass after which nobody needs the output: it may be overwritten."""
+        return self.loss(output, target)
+
     @abstractmethod
     def terms(self, target: Mapping[str, Tensor]) -> int:
         """The number of loss terms, samples or tokens, over which `loss` takes the mean."""
