@@ -38,7 +38,8 @@ from fsl_sage.engines.flower.inspection import Inspector, RejectedError
 from fsl_sage.engines.flower.laying import Laying
 from fsl_sage.engines.flower.weight_store import WeightStore
 from fsl_sage.engines.local import LocalEngine
-from fsl_sage.errors import InputError
+from fsl_sage.engines.process import check_room
+from fsl_sage.errors import InputError, TrainingError
 from fsl_sage.experiment import Federation, run
 from fsl_sage.experiment.setup import make_dry_setup, make_setup
 from fsl_sage.problems.sites import problem_at_server
@@ -150,8 +151,7 @@ def test_a_site_holds_its_own_part_and_nothing_else(played: tuple[Deployment, Re
     setup = site_of(deployment, 0)._setup(deployment.state(0))
     assert set(setup.modules) == {"client", "auxiliary"}
     here = {part: named_tensors(module) for part, module in setup.modules.items()}
-    config, agreement = read_agreement(deployment.config_file)
-    whole = make_setup(config, problem_at_server(config, agreement), agreement.examples)
+    whole = make_setup(*at_server(deployment))
     for part, tensors in here.items():
         fixed = {name for name, tensor in tensors.items() if not tensor.is_meta}
         assert fixed == {n for n, x in named_tensors(whole.modules[part]).items() if n not in whole.initial[part]}
@@ -206,6 +206,38 @@ def test_large_weights_come_in_chunks_that_a_lost_message_does_not_lose(tmp_path
     deployment.run_directory = tmp_path / "second"
     deployment.serve(deployment.grid(tamper=lose))
     assert chunks == []
+
+
+@pytest.mark.usefixtures("large")
+def test_weights_that_do_not_fit_into_a_sites_memory_are_not_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = []
+
+    def full(count: int) -> None:
+        asked.append(count)
+        check_room(2**62)  # more than any kernel gives
+
+    monkeypatch.setattr("fsl_sage.deploy.site.check_room", full)
+    deployment = language(tmp_path, rounds=1)
+    grid = deployment.grid()
+    with pytest.raises(TrainingError, match="Only 0 of 2 clients answered"):
+        deployment.serve(grid)
+    assert "Client 1 is missing: the memory of its process does not suffice" in capsys.readouterr().out
+    assert not [message for message in grid.sent if message.metadata.message_type == "query.weights"]
+    frozen = Foundation.of(make_setup(*at_server(deployment)))[1]
+    assert asked == [sum(tensor.nbytes for tensor in frozen.values())] * 2
+
+
+def test_room_that_there_is_is_not_taken() -> None:
+    check_room(2**20)
+    check_room(0)
+
+
+def at_server(deployment: Deployment) -> tuple[Any, Any, Any]:
+    """What the server makes its setup from."""
+    config, agreement = read_agreement(deployment.config_file)
+    return config, problem_at_server(config, agreement), agreement.examples
 
 
 def join_apart(deployment: Deployment, grid: Any, client: int) -> Path:

@@ -21,7 +21,7 @@ from fsl_sage.engines.flower.contents import Assignment, Report
 from fsl_sage.engines.flower.foundation import Foundation, Large, as_bytes, sha256_of
 from fsl_sage.engines.flower.node_state import NodeState
 from fsl_sage.engines.flower.weight_store import CHUNK, WEIGHTS, WeightStore
-from fsl_sage.engines.process import peak_memory, prepare_small_process
+from fsl_sage.engines.process import check_room, peak_memory, prepare_small_process
 from fsl_sage.engines.worker import Worker
 from fsl_sage.errors import InputError
 from fsl_sage.experiment.setup import make_site_setup
@@ -78,12 +78,15 @@ class Site:
     def lacks(self, run: str, block: bytes) -> list[tuple[str, int]]:
         """Keep a packed foundation; returns (SHA-256, number) of the chunks of its weights that are missing here.
 
+        A MemoryError says that the weights do not fit into a process of this site, before any are sent.
+
         Args:
             run: The run's id.
             block: The packed foundation.
         """
-        NodeState(self.place.state, run, self.client).save_foundation(block)
         wanted = {large.sha256: large for large in Foundation.unpack(block).large.values()}
+        check_room(sum(large.nbytes for large in wanted.values()))
+        NodeState(self.place.state, run, self.client).save_foundation(block)
         for sha256 in wanted:
             self.weights.drop_if_damaged(sha256)
         if self.place.model is not None:

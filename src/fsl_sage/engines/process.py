@@ -1,6 +1,7 @@
 """What every process that trains sets once."""
 
 import ctypes
+import mmap
 import os
 import sys
 import sysconfig
@@ -42,6 +43,15 @@ def peak_memory() -> int:
 
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def check_room(count: int) -> None:
+    """Raise a MemoryError if the kernel does not let this process have so many bytes more. None are taken."""
+    if count and hasattr(mmap, "MAP_ANONYMOUS"):
+        try:
+            mmap.mmap(-1, count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
+        except OSError as error:
+            raise MemoryError(error.strerror) from None
 
 
 @contextmanager
