@@ -19,6 +19,7 @@ from fsl_sage.deploy.app import agree, write_app, write_sites
 from fsl_sage.deploy.client_app import make_client_app
 from fsl_sage.deploy.server_app import serve
 from fsl_sage.engines.dry import DryEngine
+from fsl_sage.engines.flower import courier
 from fsl_sage.engines.flower.contents import ABOUT, TENSORS, Assignment, pack, unpack
 from fsl_sage.engines.flower.inspection import Inspector, RejectedError
 from fsl_sage.engines.flower.node_state import NodeState
@@ -345,6 +346,12 @@ def test_fewer_than_the_minimum_end_the_run_and_keep_the_checkpoint(deploy):
         deployment.serve(deployment.grid([0]), minimum=2)
     assert len(deployment.metrics()) == 1
     assert_same_run(deployment.serve(deployment.grid()).directory, run(deployment.config).directory)
+
+
+@pytest.mark.parametrize(("waited", "pause"), [(0.0, 0.5), (10.0, 0.5), (60.0, 3.0), (3600.0, 5.0)])
+def test_replies_that_take_long_are_looked_for_less_often(monkeypatch, waited, pause):
+    monkeypatch.setattr(courier, "POLL", 0.5)
+    assert courier.pause_after(waited) == pause
 
 
 def test_a_superlink_that_does_not_answer_at_once_is_asked_again(deploy, monkeypatch):

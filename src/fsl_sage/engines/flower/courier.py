@@ -12,7 +12,9 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
 POLL = 0.5
-"""Seconds between two checks for replies."""
+"""Seconds between two checks for replies, at least."""
+LONGEST_POLL = 5.0
+"""Seconds between two checks for replies, at most: see `pause_after`."""
 PATIENCE = 300.0
 """Seconds for which a SuperLink that does not answer is asked again: its machine may be busy."""
 PAUSE = 2.0
@@ -66,7 +68,8 @@ class Courier:
         """
         arrival = {id: node.last_activated_at for id, node in self.nodes().items()}
         pending = self.send(messages)
-        deadline = time.monotonic() + timeout
+        start = time.monotonic()
+        deadline = start + timeout
         answers: dict[int, Message | str] = {}
         while pending and time.monotonic() < deadline:
             for id, answer in self.collect(pending).items():
@@ -74,7 +77,7 @@ class Courier:
             for id in self._restarted(pending, messages, arrival):
                 answers[pending.pop(id)] = "its node was restarted during the round"
             if pending:
-                time.sleep(POLL)
+                time.sleep(min(pause_after(time.monotonic() - start), max(0.0, deadline - time.monotonic())))
         unanswered = dict.fromkeys(messages, "the SuperLink did not take its message")
         return {**unanswered, **dict.fromkeys(pending.values(), f"no reply within {timeout:g} s"), **answers}
 
@@ -85,6 +88,11 @@ class Courier:
         nodes = self.nodes() if pending else {}
         receivers = {id: nodes.get(messages[key].metadata.dst_node_id) for id, key in pending.items()}
         return [id for id, node in receivers.items() if node and node.last_activated_at != arrival.get(node.node_id)]
+
+
+def pause_after(waited: float) -> float:
+    """Seconds until the next check for replies: a twentieth of the time waited, within bounds. A check takes work."""
+    return min(max(POLL, waited / 20), LONGEST_POLL)
 
 
 def _patiently(ask: Callable[[], Answer]) -> Answer:
