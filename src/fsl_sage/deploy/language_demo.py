@@ -42,7 +42,7 @@ class Scale:
     """Bytes of RLIMIT_DATA."""
     train: int = 96
     test: int = 24
-    rounds: int = 3
+    rounds: int = 2
     batch_size: int = 4
 
 
