@@ -215,7 +215,7 @@ def _small_values(usual: Any) -> dict[str, Any]:
     known = usual.to_dict()
     sizes = {key: value for key, value in COMMON.items() if key in known or key in usual.attribute_map}
     dropouts = {key: 0.0 for key, value in known.items() if "drop" in key and isinstance(value, float)}
-    inner = {key: getattr(usual, key) for key in usual.sub_configs}
+    inner = {key: getattr(usual, key) for key in usual.sub_configs if getattr(usual, key) is not None}
     small = {key: {"model_type": config.model_type, **_small_values(config)} for key, config in inner.items()}
     return {**sizes, **dropouts, **small}
 

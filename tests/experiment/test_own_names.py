@@ -49,6 +49,12 @@ def flip(images, generator):
 
 def smaller(images, generator):
     return images[:, :, 1:]
+
+def alone(images):
+    return images
+
+def anew(images, generator):
+    return torch.randint_like(images, 256)
 """
 
 
@@ -155,15 +161,28 @@ def test_an_augmentation_of_ones_own_takes_the_place_of_the_usual_one(own, tiny)
         for each in (config, plain)
     )
     assert torch.equal(mine, usual.flip(3))
-    wrong = tiny(data={"augmentation": f"{own}:smaller"})
-    task = make_problem(wrong).make_task(wrong, torch.device("cpu"))
-    with pytest.raises(InputError, match=r"smaller made torch.uint8 \[5, 3, 31, 32\] of torch.uint8 \[5, 3, 32, 32\]"):
-        task.training_batch(indices, generator)
     with pytest.raises(InputError, match=r"--data\.augmentation has no effect with --data\.no-augment"):
         make_problem(tiny(data={"augmentation": f"{own}:flip", "augment": False}))
     missing = tiny(data={"augmentation": f"{own}:nothing"})
     with pytest.raises(InputError, match=r"--data\.augmentation .*:nothing is not there: "):
         make_problem(missing).make_task(missing, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        (
+            "smaller",
+            r"smaller made torch.uint8 \[2, 3, 31, 32\] of torch.uint8 \[2, 3, 32, 32\]: both must be the same",
+        ),
+        ("alone", r"alone fails on images \[2, 3, 32, 32\] and a torch.Generator: TypeError: alone\(\) takes 1 pos"),
+        ("anew", r"anew makes other images of the same ones with the same torch.Generator: draw all random numbers"),
+    ],
+)
+def test_an_augmentation_that_does_not_work_is_refused_before_anything_is_trained(own, tiny, name, reason):
+    config = tiny(data={"augmentation": f"{own}:{name}"})
+    with pytest.raises(InputError, match=reason):
+        make_problem(config).make_task(config, torch.device("cpu"))
 
 
 @pytest.mark.slow

@@ -46,6 +46,10 @@ def test_a_decoder_that_says_how_it_pools_is_left_as_it_is(tmp_path, monkeypatch
     assert_logits_are_those_of_transformers(classifier_run(tmp_path, "cohere_compass_text").model.name)
 
 
+def test_a_configuration_may_lack_the_one_inside_of_it(tmp_path):
+    assert_logits_are_those_of_transformers(classifier_run(tmp_path, "esm").model.name)
+
+
 def test_a_text_without_its_end_is_classified_by_its_last_token():
     tokens = torch.tensor([[5, 2, 6, 2, 0], [5, 6, 7, 0, 0], [2, 6, 7, 8, 9]])
     assert Place(2)(tokens, (tokens != 0).long()).tolist() == [3, 2, 0]

@@ -58,9 +58,10 @@ def text_config(config: Any) -> Any:
 def _inner_configs(config: Any) -> Iterator[Any]:
     """The configurations inside of one, such as an encoder's and a decoder's."""
     for key in config.sub_configs:
-        inner = getattr(config, key)
-        yield inner
-        yield from _inner_configs(inner)
+        inner = getattr(config, key, None)
+        if inner is not None:  # as in ESM, where only a model that folds proteins has one
+            yield inner
+            yield from _inner_configs(inner)
 
 
 def _refuse_kind(name: str, config: Any) -> None:

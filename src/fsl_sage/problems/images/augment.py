@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fsl_sage.errors import InputError
+from fsl_sage.errors import InputError, described
 from fsl_sage.own_modules import import_own
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
@@ -39,12 +39,39 @@ def normalise(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     return x.sub_(centre).div_(scale)
 
 
-def own_augmentation(name: str) -> Augment:
-    """The function that --data.augmentation MODULE:FUNCTION names."""
+def own_augmentation(name: str, images: Tensor) -> Augment:
+    """The function that --data.augmentation MODULE:FUNCTION names.
+
+    Args:
+        name: MODULE:FUNCTION.
+        images: A few, [B, C, H, W], on which it is tried at once, so that nothing is trained if it fails; none, or
+            only their shape, where the images are elsewhere.
+    """
     function = import_own(name, "--data.augmentation")
     if not callable(function):
         raise InputError(f"--data.augmentation {name} is not a function of images and a torch.Generator.")
-    return partial(_checked, function, name)
+    checked = partial(_checked, function, name)
+    if len(images) and not images.is_meta:
+        _try(checked, name, images)
+    return checked
+
+
+def _try(function: Augment, name: str, images: Tensor) -> None:
+    """Refuse a function that raises, or that draws random numbers from elsewhere, so that no run could be repeated."""
+    try:
+        with torch.random.fork_rng(devices=[]):
+            made = [function(images.clone(), torch.Generator().manual_seed(0)) for _ in range(2)]
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(
+            f"--data.augmentation {name} fails on images {list(images.shape)} and a torch.Generator: {described(error)}"
+        ) from error
+    if not torch.equal(*made):
+        raise InputError(
+            f"--data.augmentation {name} makes other images of the same ones with the same torch.Generator: draw all "
+            "random numbers from the generator that it is given."
+        )
 
 
 def _checked(function: Augment, name: str, x: Tensor, generator: torch.Generator) -> Tensor:

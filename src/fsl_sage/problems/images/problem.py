@@ -13,7 +13,7 @@ from fsl_sage.models import make_model, usual_cut
 from fsl_sage.precision import dtype_of
 from fsl_sage.problems.base import Problem, example_shapes
 from fsl_sage.problems.classification import class_weights
-from fsl_sage.problems.images.augment import augment, own_augmentation
+from fsl_sage.problems.images.augment import Augment, augment, own_augmentation
 from fsl_sage.problems.images.classification import Classification
 from fsl_sage.problems.images.images import KNOWN_SIZES, ImageData, Images, Sizes
 from fsl_sage.problems.images.sources import load_images
@@ -84,15 +84,21 @@ class ImageProblem(Problem):
 
     def make_task(self, config: Config, device: torch.device) -> Classification:
         """Classification; on the meta device images stay as they are, because augmentation changes no shape."""
-        own = own_augmentation(config.data.augmentation) if config.data.augmentation else augment
         return Classification(
             self.data,
             device,
-            augment=own if config.data.augment and device.type != "meta" else None,
+            augment=self._augment(config) if device.type != "meta" else None,
             label_smoothing=config.optimizer.label_smoothing or 0.0,
             class_weights=class_weights(config.data.class_weights, self.labels(), self.sizes.classes),
             dtype=dtype_of(config.precision),
         )
+
+    def _augment(self, config: Config) -> Augment | None:
+        """What is done with training images, if anything."""
+        if not config.data.augment:
+            return None
+        own = config.data.augmentation
+        return own_augmentation(own, self.data.train.x[:2]) if own else augment
 
     def inference(self) -> dict[str, Any]:
         """How images are normalised, their shape, and the names of the classes."""
