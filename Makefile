@@ -4,7 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
 # Only files whose SHA-256 is known, none that is built here, and nothing that is not on the list.
-LOCKED := $(INSTALL) --require-hashes --no-deps --only-binary :all:
+LOCKED := $(INSTALL) --require-hashes --no-deps --only-binary :all: --no-compile
+# pip compiles 20,000 files one after the other; this takes all cores. Some packages have files for other Pythons.
+COMPILE_ALL := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 # Tests start hundreds of processes. Each would compile the sources anew where the machine says not to keep bytecode.
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -15,12 +17,13 @@ run: $(VENV)/.installed
 	$(BIN)/fsl-sage run
 
 # Each process has one half of the quick tests, and helps the other when it has finished its own. The slow tests start
-# servers and clusters of their own: while those of Flower wait for each other, those of Ray compute.
+# servers and clusters of their own. Those of Flower mostly wait for each other, so there are three processes for two
+# cores: one for Ray, one for the federation that meets faults, one for other federations, and each for what is left.
 test: lint
 	@echo "2 of 3: the quick tests, two at a time. About 12 minutes on two cores."
 	$(BIN)/pytest -n 2 --dist worksteal -m "not slow and not long"
 	@echo "3 of 3: the slow tests, which start servers and clusters. About 15 minutes."
-	$(BIN)/pytest -n 2 --dist loadgroup -m "slow and not long"
+	$(BIN)/pytest -n 3 --dist loadgroup -m "slow and not long"
 
 # Attacks and accidents at full length, about two hours; what they gave last is in docs/reliability.md.
 test-long: $(VENV)/.installed-for-tests
@@ -63,15 +66,17 @@ $(VENV)/.installed: pyproject.toml constraints.txt requirements.lock
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or later is needed; this is " + sys.version.split()[0] + ". Give another: make PYTHON=...") if sys.version_info < (3, 11) else None'
 	@echo "Making $(VENV) and installing what is needed, torch among it: a few minutes, once."
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) --no-deps torch==2.13.0
+	$(INSTALL) --no-compile --no-deps torch==2.13.0
 	$(LOCKED) -r requirements.lock
-	$(INSTALL) -c constraints.txt torch==2.13.0
+	$(INSTALL) --no-compile -c constraints.txt torch==2.13.0
 	$(INSTALL) --no-deps --no-build-isolation -e .
+	$(COMPILE_ALL)
 	touch $@
 
 $(VENV)/.installed-for-tests: $(VENV)/.installed requirements-test.lock
 	@echo "Installing the tools for tests: about a minute, once."
 	$(LOCKED) -r requirements-test.lock
+	$(COMPILE_ALL)
 	touch $@
 
 # uv lists the hashes of all files of a version, for every system; pip would list this machine's alone.

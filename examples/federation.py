@@ -3,7 +3,7 @@
 import tempfile
 from pathlib import Path
 
-from fsl_sage import Config, DataConfig, ModelConfig
+from fsl_sage import AlignmentConfig, Config, DataConfig, ModelConfig
 from fsl_sage.deploy.app import agree, write_app, write_sites
 from fsl_sage.deploy.processes import NAME, LoopbackFederation
 
@@ -16,6 +16,7 @@ config = Config(
     device="cpu",
     model=ModelConfig(name="small-cnn"),
     data=DataConfig(train_images=300, test_images=200, partition="dirichlet", alpha=0.5),
+    alignment=AlignmentConfig(steps=30),  # 120 align better and take longer
 )
 
 if __name__ == "__main__":

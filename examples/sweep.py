@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fsl_sage import Config, DataConfig, ModelConfig, compare, report
+from fsl_sage import AlignmentConfig, Config, DataConfig, ModelConfig, compare, report
 
 config = Config(
     algorithm="fsl-sage",
@@ -11,6 +11,7 @@ config = Config(
     batch_size=32,
     model=ModelConfig(name="small-cnn"),
     data=DataConfig(train_images=600, test_images=200),
+    alignment=AlignmentConfig(steps=30),  # 120 align better and take longer
 )
 
 if __name__ == "__main__":

@@ -3,12 +3,9 @@
 One federation serves several runs. Everything that a test starts, it ends by process id.
 """
 
-import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -34,7 +31,7 @@ from ..engines.test_flower import Deployment, assert_same_run
 from .cutting_proxy import CuttingProxy
 from .prestarted import ForkingFederation
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("flower")]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("federation")]
 
 CLIENT_APP = """\
 from pathlib import Path
@@ -226,24 +223,6 @@ def test_a_node_does_not_trust_a_superlink_of_another_ca(nodes, tmp_path):
     assert process.wait(120) != 0
     assert "SSL/TLS handshake error" in nodes.log("doubtful")
     assert "SuperNode ID" not in nodes.log("doubtful")
-
-
-def test_the_demo_of_the_command_line_compares_bit_for_bit_and_leaves_no_process(tmp_path):
-    command = [sys.executable, "-m", "fsl_sage", "deploy", "demo", "--keep", str(tmp_path / "demo")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "bit for bit" in " ".join(done.stdout.split())
-    assert "round 3/3" in done.stdout
-    assert _processes_with(str(tmp_path)) == []
-
-
-def _processes_with(text: str) -> list[str]:
-    """The commands of running processes that mention a text."""
-    commands = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            commands.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
-    return [command for command in commands if text in command]
 
 
 def test_flower_reports_nothing_looks_nothing_up_and_installs_nothing(nodes):

@@ -45,8 +45,7 @@ def test_a_script_runs(elsewhere, capsys, name):
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("flower")
-@pytest.mark.parametrize("name", OWN_PROCESSES)
+@pytest.mark.parametrize("name", ["sweep", pytest.param("federation", marks=pytest.mark.xdist_group("flower"))])
 def test_a_script_that_starts_processes_runs(elsewhere, name):
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     script = [sys.executable, str(FOLDER / f"{name}.py")]
