@@ -65,7 +65,7 @@ def grid_of(file):
     return pytest.param(file, id=f"{file.parent.name}/{file.stem}", marks=marks)
 
 
-@pytest.mark.parametrize("file", map(grid_of, [*PAPER, *CPU]))
+@pytest.mark.parametrize("file", [grid_of(file) for file in [*PAPER, *CPU]])
 def test_every_preset_is_a_grid_that_can_be_priced(file, monkeypatch):
     monkeypatch.chdir(EXPERIMENTS.parent)
     plans, costs = dry_run(file)
