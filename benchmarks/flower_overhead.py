@@ -79,13 +79,13 @@ class CountingProxy:
             self._threads.pop().join(timeout=10)
 
 
-def measure(config: Config, directory: Path) -> tuple[int, int]:
-    """(bytes on the sockets, payload) of a whole run."""
+def measure(config: Config, directory: Path, kind: type[LoopbackFederation] = LoopbackFederation) -> tuple[int, int]:
+    """(bytes on the sockets, payload) of a whole run, on a federation of this kind."""
     agreement, shares = agree(config, None)
     write_app(directory / "app", config, agreement)
     sites = write_sites(directory / "sites", shares, agreement)
     with contextlib.ExitStack() as stack:
-        federation = LoopbackFederation(directory / "federation")
+        federation = kind(directory / "federation")
         proxies: list[CountingProxy] = []
         stack.callback(lambda: [proxy.close() for proxy in proxies])  # after the federation, whose nodes use them
         stack.enter_context(federation)

@@ -10,6 +10,8 @@ from benchmarks.flower_overhead import CONFIG, measure
 
 from fsl_sage.config import CodecConfig
 
+from .prestarted import ForkingFederation
+
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("flower")]
 
 
@@ -21,5 +23,5 @@ def test_what_crosses_the_sockets_is_what_the_ledger_says_and_little_more(tmp_pa
     data = replace(CONFIG.data, train_images=32, test_images=10)
     codec = CodecConfig(preset="small")
     config = replace(CONFIG, clients=2, rounds=2, batch_size=16, data=data, codec=codec, threads=1)
-    moved, payload = measure(config, tmp_path)
+    moved, payload = measure(config, tmp_path, ForkingFederation)
     assert 0 < moved - payload < 0.03 * payload
