@@ -18,6 +18,7 @@ from fsl_sage.deploy.agreement import read_agreement, write_agreement
 from fsl_sage.deploy.app import agree, write_app, write_sites
 from fsl_sage.deploy.client_app import make_client_app
 from fsl_sage.deploy.server_app import serve
+from fsl_sage.deploy.site import Site
 from fsl_sage.engines.dry import DryEngine
 from fsl_sage.engines.flower import courier
 from fsl_sage.engines.flower.contents import ABOUT, TENSORS, Assignment, pack, unpack
@@ -204,9 +205,10 @@ def test_one_message_a_client_a_round_and_nothing_but_weights_and_smashed_data_g
 # What a client keeps
 
 
-def test_a_node_keeps_its_state_since_the_last_checkpoint_and_at_the_end_the_final_weights(deploy):
+def test_a_node_keeps_its_state_since_the_last_checkpoint_and_at_the_end_the_final_weights(deploy, monkeypatch):
     deployment = deploy(rounds=4, checkpoint_every=2)
-    kept = []
+    kept, built, build = [], [], Site._setup
+    monkeypatch.setattr(Site, "_setup", lambda site, *given: (built.append(site.client), build(site, *given))[1])
 
     def look(client, message, reply):
         if message.metadata.message_type == "train" and client == 0:
@@ -215,6 +217,7 @@ def test_a_node_keeps_its_state_since_the_last_checkpoint_and_at_the_end_the_fin
 
     result = deployment.serve(deployment.grid(tamper=look))
     assert kept == [[0], [0, 1], [1, 2], [1, 2, 3]]
+    assert built.count(0) == 4  # to keep the final weights it needs no model
     assert deployment.state(0).rounds() == []
     final = load_tensors(deployment.state(0).model_file)[0]
     model = load_tensors(result.model_file)[0]

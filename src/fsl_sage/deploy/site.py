@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from fsl_sage.algorithms import Algorithm, make_algorithm
 from fsl_sage.config import Config
 from fsl_sage.deploy.agreement import Agreement
 from fsl_sage.engines.base import ClientError, Delivery, Setup
@@ -164,9 +165,10 @@ class Site:
         if assignment.foundation is not None:
             node_state.save_foundation(assignment.foundation)
         kept = node_state.load(assignment.after)
-        setup = self._setup(node_state)
-        assignment = decoded(setup, assignment, kept)
-        held = self._held(setup, assignment, kept)
+        algorithm = make_algorithm(self.config)
+        if assignment.changes or assignment.mail_changes:  # only to decode them does it need its parts
+            assignment = decoded(self._setup(node_state), assignment, kept)
+        held = {part: _newest(algorithm, part, assignment, kept) for part in algorithm.holds}
         node_state.finish({**flat(held), **below("state/own/", kept), **flat(assignment.mail)})
 
     def note_peak(self, run: str, processes: int = 1) -> None:
@@ -206,13 +208,17 @@ class Site:
         """The newest weights of every part that this client holds: those in the message, else those kept before."""
         held = {}
         for part in setup.algorithm.holds:
-            waiting = assignment.mail.get(setup.algorithm.kind(part), {})
-            tensors = assignment.held.get(part) or below(f"held/{part}/", kept) or waiting
-            names = setup.initial[part].keys()
+            tensors, names = _newest(setup.algorithm, part, assignment, kept), setup.initial[part].keys()
             if tensors.keys() != names:
                 raise InputError(f"The weights of the part '{part}' neither came with the message nor are they here.")
             held[part] = {name: tensors[name].to(setup.settings.device) for name in names}
         return held
+
+
+def _newest(algorithm: Algorithm, part: str, assignment: Assignment, kept: Tensors) -> Tensors:
+    """The newest weights of a part: in the message, else kept before, else in a message that waited for the client."""
+    waiting = assignment.mail.get(algorithm.kind(part), {})
+    return assignment.held.get(part) or below(f"held/{part}/", kept) or waiting
 
 
 def decoded(setup: Setup, assignment: Assignment, kept: Tensors) -> Assignment:
