@@ -189,6 +189,7 @@ def test_help_shows_the_options_of_the_algorithm(capsys):
         ("upload_every", {"fsl-sage", "lazy-fsl-sage", "cse-fsl", "heron-sfl"}),
         ("alignment.steps", {"fsl-sage", "lazy-fsl-sage"}),
         ("alignment.samples", {"fsl-sage", "lazy-fsl-sage", "cse-fsl", "heron-sfl"}),
+        ("alignment.total_samples", {"fsl-sage", "lazy-fsl-sage", "cse-fsl", "heron-sfl"}),
         ("model.auxiliary", {"fsl-sage", "lazy-fsl-sage", "cse-fsl", "heron-sfl", "fedgkt", "local-loss"}),
         ("optimizer.server_lr", set(ALGORITHMS) - {"fedavg", "fedprox", "fedadam", "fedyogi", "scaffold"}),
         ("averaging.proximal", set(ALGORITHMS)),

@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 
 from fsl_sage.alignment.dataset import AlignmentData, batches, make_room
 from fsl_sage.wire.message import Smashed
+from tests.oracles.alignment import Samples, keep_newest_of_all
 
 
 def smashed(start, size):
@@ -94,3 +95,25 @@ def test_the_order_of_uploads_goes_through_a_checkpoint():
     for each in (datasets, again):
         make_room(each, 50)
     assert [held(data) for data in again.values()] == [held(data) for data in datasets.values()]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(2, 6)), min_size=1, max_size=20),
+    st.integers(2, 9),
+    st.integers(4, 30),
+)
+def test_samples_of_all_clients_share_their_room_besides_their_own(uploads, capacity, total):
+    """As the naive rule has it: of each client the newest, then of all together the newest in the order they came."""
+    datasets, naive, start = {}, [], 0
+    for age, (client, count) in enumerate(uploads):
+        data = datasets.setdefault(client, AlignmentData(capacity))
+        data.add(texts(start, count, 1))
+        data.number(age)
+        make_room(datasets, total, len)
+        arrived = Samples(torch.arange(start, start + count), {})
+        naive = keep_newest_of_all([*naive, (client, arrived)], capacity, total)
+        start += count
+    expected = {client: [] for client, _ in naive}
+    for client, own in naive:
+        expected[client] += own.z.tolist()
+    assert {client: held(data) for client, data in datasets.items()} == expected

@@ -43,6 +43,23 @@ def keep_newest(uploads: list[Samples], samples: int) -> list[Samples]:
     return kept
 
 
+def keep_newest_of_all(arrived: list[tuple[int, Samples]], samples: int, total: int) -> list[tuple[int, Samples]]:
+    """Of the client that came last its newest `samples` samples, then of all clients the newest `total`."""
+    client = arrived[-1][0]
+    own = keep_newest([upload for number, upload in arrived if number == client], samples)
+    others = sum(number == client for number, _ in arrived) - len(own)
+    kept: list[tuple[int, Samples]] = []
+    for number, upload in arrived:
+        if number != client:
+            kept.append((number, upload))
+        elif others > 0:
+            others -= 1
+        else:
+            kept.append((client, own.pop(0)))
+    newest = keep_newest([upload for _, upload in kept], total)
+    return [(number, upload) for (number, _), upload in zip(kept[len(kept) - len(newest) :], newest, strict=True)]
+
+
 def join(uploads: list[Samples]) -> Samples:
     """Uploads one behind the other."""
     names = uploads[0].target

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
-from tests.oracles.alignment import Samples, align, cut_batches, keep_newest, keep_newest_tokens
+from tests.oracles.alignment import Samples, align, cut_batches, keep_newest, keep_newest_of_all, keep_newest_tokens
 from tests.oracles.alignment import rows as alignment_rows
 from tests.oracles.common import (
     Client,
@@ -202,11 +202,17 @@ class SServer:
             owner = POOLED if options.scope == "pooled" else client
             regression = self.regressions.setdefault(owner, Regression())
             regression.add(given, given.parts["auxiliary"](), z, target, gradient)
-        if options.tokens is not None:
-            self.arrived = keep_newest_tokens([*self.arrived, (client, Samples(z, target))], options.tokens)
+        if options.tokens is not None or options.total is not None:
+            self.arrived = [*self.arrived, (client, Samples(z, target))]
+            if options.tokens is not None:
+                self.arrived = keep_newest_tokens(self.arrived, options.tokens)
+            else:
+                self.arrived = keep_newest_of_all(self.arrived, options.samples, options.total)
+                self.new.add(client)
             self.uploads = {}
             for number, upload in self.arrived:
                 self.uploads.setdefault(number, []).append(upload)
+            self.new &= self.uploads.keys()
             return
         uploads = [*self.uploads.get(client, []), Samples(z, target)]
         self.uploads[client] = keep_newest(uploads, options.samples)

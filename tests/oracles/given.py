@@ -20,6 +20,8 @@ class Alignment:
 
     samples: int = 48
     """The newest samples that it keeps of each client."""
+    total: int | None = None
+    """The newest samples that it keeps of all clients together."""
     batch_size: int = 16
     """Samples in a step; 0: the batches as they were uploaded."""
     optimizer: str = "adam"

@@ -218,6 +218,7 @@ def given_for(
         direction=partial(_direction, seed, setup),
         alignment=Alignment(
             samples=alignment.samples,
+            total=alignment.total_samples,
             batch_size=alignment.batch_size,
             optimizer=alignment.optimizer,
             lr=alignment.lr,

@@ -24,6 +24,8 @@ OPTIONS = {
     "clip": {"alignment": {"clip": 0.1}},
     "Adam kept": {"alignment": {"optimizer_state": "kept"}},
     "Adam kept by client": {"alignment": {"optimizer_state": "kept", "scope": "client"}},
+    "room for all": {"upload_every": 1, "alignment": {"total_samples": 70}},
+    "room for all by client": {"upload_every": 1, "alignment": {"total_samples": 70, "scope": "client"}},
     "align at start": {"align_at": "start"},
     "align at start by client": {"align_at": "start", "alignment": {"scope": "client"}},
     "rounds named": {"align_rounds": [1, 2]},

@@ -29,6 +29,7 @@ class CSEFSL(Algorithm):
     options: CSEFSLOptions
     uses: ClassVar[tuple[str, ...]] = (
         "alignment.samples",  # by which the auxiliary's fidelity is measured
+        "alignment.total_samples",
         "lora.auxiliary",
         "model.auxiliary",
         "optimizer.auxiliary_weight_decay",

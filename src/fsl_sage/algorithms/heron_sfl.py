@@ -34,6 +34,7 @@ class HERONSFL(CSEFSL):
     options: HERONSFLOptions
     uses = (
         "alignment.samples",  # by which the auxiliary's fidelity is measured
+        "alignment.total_samples",
         "lora.auxiliary",
         "model.auxiliary",
         "optimizer.server_lr",

@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -29,6 +29,10 @@ class Upload(NamedTuple):
 def tokens_in(upload: Upload) -> int:
     """The positions of uploaded texts, padding included."""
     return math.prod(upload.z[0].shape[:2])
+
+
+Measure = Callable[[Upload], int]
+"""How much an upload takes of a room: its tokens, or `len`, its samples. Each sample takes the same."""
 
 
 class AlignmentData:
@@ -58,16 +62,17 @@ class AlignmentData:
             left = len(oldest) - excess
             if left >= 2:  # BatchNorm needs two
                 self._uploads.appendleft(oldest.last(left))
+            elif self._ages:
+                self._ages.popleft()
             excess -= len(oldest)
 
     def number(self, age: int) -> None:
         """Say which of all clients' uploads the newest one is."""
         self._ages.append(age)
 
-    @property
-    def tokens(self) -> int:
+    def size(self, measure: Measure) -> int:
         """Of all uploads that are kept."""
-        return sum(map(tokens_in, self._uploads))
+        return sum(map(measure, self._uploads))
 
     @property
     def is_single(self) -> bool:
@@ -79,10 +84,10 @@ class AlignmentData:
         """The number of the oldest upload."""
         return self._ages[0]
 
-    def drop_oldest(self, tokens: int) -> None:
-        """Free at least as many tokens, as far as the oldest upload has them, from its front."""
+    def drop_oldest(self, amount: int, measure: Measure) -> None:
+        """Free at least this amount, as far as the oldest upload has it, from its front."""
         oldest = self._uploads.popleft()
-        left = len(oldest) - -(-tokens // oldest.z[0].shape[1])
+        left = len(oldest) - -(-amount // measure(oldest.last(1)))
         if left >= 2:  # BatchNorm needs two
             self._uploads.appendleft(oldest.last(left))
         else:
@@ -119,24 +124,24 @@ class AlignmentData:
         )
 
 
-def make_room(datasets: dict[int, AlignmentData], tokens: int) -> None:
-    """Let the oldest texts of all clients go until the rest has at most as many tokens.
+def make_room(datasets: dict[int, AlignmentData], limit: int, measure: Measure = tokens_in) -> None:
+    """Let the oldest samples of all clients go until the rest takes at most `limit`: tokens, or samples by `len`.
 
-    Two texts of the newest upload stay in any case. A client of whom nothing is left is no longer there.
+    Two samples of the newest upload stay in any case. A client of whom nothing is left is no longer there.
     """
-    excess = sum(data.tokens for data in datasets.values()) - tokens
+    excess = sum(data.size(measure) for data in datasets.values()) - limit
     while excess > 0:
         client = min(datasets, key=lambda client: datasets[client].age)
         data = datasets[client]
-        before = data.tokens
+        before = data.size(measure)
         if len(datasets) == 1 and data.is_single:
-            spare = before - 2 * tokens_in(data.newest().last(1))
+            spare = before - 2 * measure(data.newest().last(1))
             if spare > 0:
-                data.drop_oldest(min(excess, spare))
+                data.drop_oldest(min(excess, spare), measure)
             return
-        data.drop_oldest(excess)
-        excess -= before - data.tokens
-        if not data.tokens:
+        data.drop_oldest(excess, measure)
+        excess -= before - data.size(measure)
+        if not len(data):
             del datasets[client]
 
 

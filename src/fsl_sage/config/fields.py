@@ -151,6 +151,9 @@ class AlignmentConfig:
     sample (for texts by token) and weighted by the length of the true one; then one number scales the estimates."""
     samples: int = 512
     """How many of a client's newest uploaded samples the alignment dataset keeps."""
+    total_samples: int = 65536
+    """Besides that, how many samples the alignment datasets of all clients keep together; the oldest make room,
+    whosever they are."""
     tokens: int | None = None
     """Text only: instead, how many tokens the alignment datasets of all clients keep together, padding included; the
     oldest texts make room, whosever they are."""
@@ -399,6 +402,7 @@ _RANGES: dict[str, Range] = {
     "optimizer.decay": ("a fraction from 0 to 1", 0, 1),
     "optimizer.label_smoothing": ("a fraction from 0 to below 1", 0, 1 - 1e-9),
     "alignment.samples": ("a whole number from 2 up", 2, 2**62),
+    "alignment.total_samples": ("a whole number from 2 up", 2, 2**62),
     "alignment.steps": WHOLE,
     "alignment.passes": WHOLE,
     "alignment.max_passes": WHOLE,

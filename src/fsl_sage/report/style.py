@@ -49,6 +49,7 @@ _UNITS = {
     "alignment.steps": "steps",
     "batch_size": "samples",
     "alignment.samples": "samples",
+    "alignment.total_samples": "samples",
     "alignment.batch_size": "samples",
 }
 

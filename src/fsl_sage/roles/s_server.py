@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fsl_sage.alignment.dataset import AlignmentData, Upload, make_room
+from fsl_sage.alignment.dataset import AlignmentData, Measure, Upload, make_room, tokens_in
 from fsl_sage.alignment.fidelity import CLIENTS, SAMPLES, Fidelity, mean
 from fsl_sage.alignment.passes import Smash, gradients_of
 from fsl_sage.alignment.regression import Sums
@@ -297,11 +297,19 @@ class SServer(SServerRole):
     def _store(self, client: int, smashed: Message) -> None:
         data = self.alignment.setdefault(client, AlignmentData(self._capacity()))
         data.add(smashed)
-        tokens = self._settings.config.alignment.tokens
-        if tokens is not None and not self._fits:
+        if (room := self._common_room()) is not None:
             data.number(self._uploads)
             self._uploads += 1
-            make_room(self.alignment, tokens)
+            make_room(self.alignment, *room)
+
+    def _common_room(self) -> tuple[int, Measure] | None:
+        """What the datasets of all clients may take together, and how it is measured; None if that bounds nothing."""
+        config, clients = self._settings.config.alignment, self._settings.config.clients
+        if self._fits:
+            return None
+        if config.tokens is not None:
+            return config.tokens, tokens_in
+        return (config.total_samples, len) if clients * config.samples > config.total_samples else None
 
     def remembered(self) -> list[int]:
         """The clients that have uploaded for their alignment dataset, in order."""
