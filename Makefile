@@ -10,7 +10,7 @@ COMPILE_ALL := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 # Tests start hundreds of processes. Each would compile the sources anew where the machine says not to keep bytecode.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test test-long newcomer lint bench docs same-bits lock clean
+.PHONY: run test test-long newcomer lint bench bench-scale docs same-bits lock clean
 
 run: $(VENV)/.installed
 	@echo "Training FSL-SAGE on 5,000 CIFAR-10 images: ResNet-18, 5 clients, 10 rounds. About two minutes on two cores."
@@ -50,6 +50,10 @@ lint: $(VENV)/.installed-for-tests
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks
+
+# A thousand ResNet-18 clients, ten thousand small ones: an hour and more, and up to 45 GB of disk.
+bench-scale: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.scale
 
 # The site needs no network, neither to be built nor to be read; its search needs a server, such as the one below.
 docs: $(VENV)/.installed-for-tests

@@ -5,6 +5,7 @@ import math
 from fsl_sage.errors import InputError
 
 _THOUSANDS = ("", "k", "M", "G", "T", "P")
+MIB = 2**20
 _GIB = 2**30
 
 

@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from fsl_sage.engines.local import LocalEngine
-from fsl_sage.engines.server import NoServer
+from fsl_sage.engines.server import HostedServer, NoServer
 from fsl_sage.engines.threads import Threads
 from fsl_sage.experiment import Federation
 from fsl_sage.experiment.setup import make_setup
+from fsl_sage.records.client_store import ClientStore
+from fsl_sage.roles.client import Client
 
 
 @pytest.fixture
@@ -96,3 +98,43 @@ def test_an_interrupt_does_not_wait_for_threads_at_work(tiny):
             interrupted()
     finally:
         let_go.set()
+
+
+# Clients that are answered one by one
+
+
+@pytest.mark.parametrize(
+    ("changes", "most"),
+    [
+        ({"algorithm": "splitfed-ss", "workers": 1}, 1),
+        ({"algorithm": "splitfed-ms", "workers": 2}, 2),
+        ({"algorithm": "splitfed-ss", "workers": 1, "joint_step": True}, 3),
+    ],
+    ids=["ss", "ms", "joint"],
+)
+def test_a_worker_has_one_graph_open(engine, monkeypatch, changes, most):
+    """Unless all uploads of a step are answered together."""
+    forward, backward, lock, counts = Client.forward, Client.backward, threading.Lock(), [0]
+
+    def count(change):
+        with lock:
+            counts.append(counts[-1] + change)
+
+    monkeypatch.setattr(Client, "forward", lambda self, batch: (count(1), forward(self, batch))[1])
+    monkeypatch.setattr(Client, "backward", lambda self, z, gradient: (backward(self, z, gradient), count(-1))[0])
+    play(engine(**changes), range(1))
+    assert max(counts) <= most
+    assert counts[-1] == 0
+    assert most != 3 or max(counts) == 3
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("side", ["server", "store"])
+def test_nobody_waits_for_ever_if_the_other_side_fails(engine, monkeypatch, workers, side):
+    def fails(*arguments):
+        raise OSError("no more")
+
+    owner, name = (HostedServer, "exchange") if side == "server" else (ClientStore, "put")
+    monkeypatch.setattr(owner, name, fails)
+    with pytest.raises(OSError, match="no more"):
+        play(engine(algorithm="splitfed-ss", workers=workers), range(1))

@@ -104,6 +104,8 @@ def wrong_weight(patch: Patch) -> None:
     """The average counts every client the same."""
     average = averaging.average
     patch.setattr(averaging, "average", lambda states, weights: average(states, [1.0] * len(weights)))
+    init = averaging.RunningMean.__init__
+    patch.setattr(averaging.RunningMean, "__init__", lambda self, weights: init(self, [1.0] * len(weights)))
 
 
 def skipped_upload(patch: Patch) -> None:

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsl_sage.roles.averaging import RULES, average
+from fsl_sage.roles.averaging import RULES, RunningMean, average
 
 
 @given(st.integers(1, 20), st.integers(0, 2**31))
@@ -106,3 +106,18 @@ def test_an_absurd_counter_does_not_pass_the_median():
     states[0]["bn.num_batches_tracked"] = torch.tensor(10**12)
     for rule in ("median", "trimmed-mean"):
         assert int(RULES[rule](states, weights, start)["bn.num_batches_tracked"]) < 20
+
+
+def test_a_running_mean_is_the_average_to_the_bit():
+    generator = torch.Generator().manual_seed(0)
+    weights = [3.0, 7.0, 11.0, 0.3]
+    states = [
+        {"w": torch.randn(50, generator=generator), "n": torch.tensor(number % 3), "half": torch.randn(9).bfloat16()}
+        for number in range(4)
+    ]
+    running = RunningMean(weights)
+    for state in states:
+        running.add(state)
+    expected = average(states, weights)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in running.result().items())
+    assert int(expected["n"]) == 2

@@ -116,6 +116,15 @@ class Algorithm(ABC):
         return _covers(cls.uses, path) or not _covers(Algorithm.uses, path)
 
     @property
+    def answers_one_by_one(self) -> bool:
+        """Whether a local step has one upload, and the reply to it depends on no other upload of that step.
+
+        An engine may then let a client end its step before the next one begins it. `local_round` yields PAUSE after
+        each step, so that a client holds no graph while others take theirs.
+        """
+        return False
+
+    @property
     def sends_less(self) -> bool:
         """Whether a run may send fewer bytes than `fsl-sage cost` says, because that depends on what was learnt."""
         return False

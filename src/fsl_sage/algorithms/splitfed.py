@@ -6,7 +6,7 @@ from typing import ClassVar
 from fsl_sage.algorithms.base import Algorithm, LocalRound
 from fsl_sage.problems.base import Batch
 from fsl_sage.roles.protocols import ClientRole, SServerRole
-from fsl_sage.wire.message import CUT_GRADIENTS, CutGradients, Message, Smashed
+from fsl_sage.wire.message import CUT_GRADIENTS, PAUSE, CutGradients, Message, Smashed
 
 
 class SplitFed(Algorithm):
@@ -36,6 +36,17 @@ class SplitFed(Algorithm):
             assert reply is not None
             client.backward(z, reply.cut_gradients)
             client.step()
+            del z  # and with it the graph, while others take their steps
+            yield PAUSE
+
+    @property
+    def answers_one_by_one(self) -> bool:
+        """Yes, unless there are joint steps. In a U-shape a step has two exchanges; another round may not pause."""
+        return self._pauses and type(self).on_uploads is Algorithm.on_uploads
+
+    @property
+    def _pauses(self) -> bool:
+        return type(self).local_round is SplitFed.local_round and not self.labels_stay
 
     def batches(self, client: ClientRole, t: int) -> Iterator[Batch]:
         """The batches that a client takes now: all of its round."""

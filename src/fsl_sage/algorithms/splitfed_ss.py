@@ -32,6 +32,11 @@ class SplitFedSS(JointSplitFed):
         if self.options.joint_step:
             refuse_other_orders(config, "--joint-step")
 
+    @property
+    def answers_one_by_one(self) -> bool:
+        """As in SplitFed-MS, unless --joint-step."""
+        return self._pauses and type(self).on_uploads is SplitFedSS.on_uploads and not self.options.joint_step
+
     def on_uploads(self, server: SServerRole, uploads: Mapping[int, Message]) -> dict[int, Message | None]:
         """One by one; with --joint-step all together."""
         if self.options.joint_step:

@@ -276,6 +276,9 @@ class Config:
     """torch threads of every worker, of the S-server and of the evaluation; part of the result's bits."""
     workers: int | None = None
     """Clients that train side by side (all cores if not given); never changes a number."""
+    client_memory_mib: int = 1024
+    """MiB of clients' states that may stay in memory between rounds; beyond that each is a file below the run's
+    directory, and only clients that train are in memory. It changes no number."""
     on_client_failure: Literal["stop", "drop"] = "stop"
     """A client whose code fails stops the run, or is dropped from the round and listed in its metrics."""
     engine: Literal["local", "ray", "flower"] = "local"
@@ -379,6 +382,7 @@ _RANGES: dict[str, Range] = {
     "threads": WHOLE,
     "workers": WHOLE,
     "ray_num_gpus": FROM_ZERO,
+    "client_memory_mib": ("a whole number from 0 up", 0, 2**42),
     "ray_spill_mib": ("a whole number from 0 up", 0, 2**42),
     "checkpoint_every": WHOLE,
     "theory": WHOLE,
@@ -425,6 +429,7 @@ _RANGES: dict[str, Range] = {
 NO_PART_OF_THE_RESULT = (
     "out",
     "workers",
+    "client_memory_mib",
     "on_client_failure",
     "engine",
     "ray_address",

@@ -1,8 +1,9 @@
 """What an engine does: it runs the roles and carries their messages. It does not know which algorithm it runs."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from torch import Tensor, nn
@@ -10,13 +11,14 @@ from torch import Tensor, nn
 from fsl_sage.algorithms.base import Algorithm, LocalRound
 from fsl_sage.alignment.fidelity import Fidelity
 from fsl_sage.errors import InputError, TrainingError
+from fsl_sage.records.client_store import ClientStore, Named
 from fsl_sage.roles.corrections import renew_controls
 from fsl_sage.roles.footprint import Footprint
 from fsl_sage.roles.protocols import ClientRole, Parts, Update
 from fsl_sage.roles.work import Settings
 from fsl_sage.wire.ends import ClientEnd
 from fsl_sage.wire.link import Link
-from fsl_sage.wire.message import CONTROL, Message, Tensors
+from fsl_sage.wire.message import CONTROL, PAUSE, Message, Tensors
 from fsl_sage.wire.post import INITIAL, Renewal
 
 Uploads = dict[int, Message]
@@ -189,6 +191,13 @@ class Engine(ABC):
 
     server: Server
     """The S-server; a stand-in without a model in algorithms that have none."""
+    takes_in_order: bool = False
+    """Whether `on_update` is called."""
+    on_update: Callable[[Update], Update] | None = None
+    """Where it is given, called with each update in the order of the clients, as soon as those before it have come.
+    `train` then returns what it has returned."""
+    clients: ClientStore | None = None
+    """The clients' states, where the engine keeps them."""
 
     @abstractmethod
     def train(self, t: int, clients: Sequence[int], delivery: Delivery, link: Link) -> list[Update]:
@@ -220,6 +229,24 @@ class Engine(ABC):
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `state` returned."""
 
+    def keep_in(self, directory: Path) -> None:
+        """Say where clients' states may be kept that are too large for memory."""
+        if self.clients is not None:
+            self.clients.keep_in(directory)
+
+    def checkpoint(self) -> tuple[Tensors, Named]:
+        """What a checkpoint holds of `state`, and the files of clients' states that it names."""
+        return self.state(), {}
+
+    def restore(self, state: Mapping[str, Tensor], named: Any) -> None:
+        """Restore what `checkpoint` returned."""
+        self.load_state(state)
+
+    def settle(self) -> None:
+        """The checkpoint is in its place: files that it does not name may go."""
+        if self.clients is not None:
+            self.clients.settle()
+
     @abstractmethod
     def close(self) -> None:
         """Release threads and processes; a second time nothing happens."""
@@ -236,10 +263,13 @@ def begun(algorithm: Algorithm, client: ClientRole, t: int) -> LocalRound:
     return local_round
 
 
-def advance(local_round: LocalRound, reply: Message | None) -> Message | None:
-    """Continue a local round to its next upload; None when it is over."""
+def advance(local_round: LocalRound, reply: Message | None, *, pauses: bool = False) -> Message | None:
+    """Continue a local round to its next upload, or with `pauses` to PAUSE; None when it is over."""
     try:
-        return local_round.send(reply)
+        said = local_round.send(reply)
+        while said is PAUSE and not pauses:
+            said = local_round.send(None)
+        return said
     except StopIteration:
         return None
 

@@ -6,32 +6,60 @@ down, the S-server takes uploads in a fixed order, and sums run in client order.
 """
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
 from fsl_sage.activity import now
 from fsl_sage.engines.base import ClientError, Delivery, Engine, Failures, Outcome, Replies, Setup, survivors
+from fsl_sage.engines.desk import Desk
 from fsl_sage.engines.intake import Intake, learn_from
 from fsl_sage.engines.server import host_server, join_states, local_tensors, part_states
 from fsl_sage.engines.threads import Threads
 from fsl_sage.engines.worker import Conversation, copied, evaluate
+from fsl_sage.records.client_store import ClientStore, Named
 from fsl_sage.roles.protocols import Parts, Update
+from fsl_sage.units import MIB
 from fsl_sage.wire.link import Link
-from fsl_sage.wire.message import Message, Tensors
+from fsl_sage.wire.message import PAUSE, Message, Tensors
 
 Outcomes = dict[int, Outcome | ClientError]
+Word = TypeVar("Word", Message | Outcome | ClientError, Outcome | ClientError)
+
+
+class Arrivals:
+    """Updates that threads bring in any order and that are taken in the order of the clients."""
+
+    def __init__(self, clients: Sequence[int], take: Callable[[Update], Update]) -> None:
+        self.taken: list[Update] = []
+        self._order = deque(clients)
+        self._take = take
+        self._waiting: dict[int, Update] = {}
+        self._lock = threading.Lock()
+
+    def bring(self, update: Update) -> None:
+        """An update has come. It is taken if those before it have been."""
+        with self._lock:
+            self._waiting[update.client] = update
+            while self._order and self._order[0] in self._waiting:
+                self.taken.append(self._take(self._waiting.pop(self._order.popleft())))
 
 
 class LocalEngine(Engine):
     """Threads in one process."""
 
+    takes_in_order = True
+
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         self._threads = Threads(setup)
-        self._clients: dict[int, Tensors] = {}
+        self.clients = self._clients = ClientStore(setup.settings.config.client_memory_mib * MIB)
+        self._arrivals: Arrivals | None = None
         self._failures = Failures(setup.settings.config.on_client_failure)
         self.server = self._server = host_server(setup, self._threads.spread)
 
@@ -40,16 +68,20 @@ class LocalEngine(Engine):
     def train(self, t: int, clients: Sequence[int], delivery: Delivery, link: Link) -> list[Update]:
         """Clients that wait go step by step together; the others run their whole round in parallel."""
         self._server.begin(t)
+        self._clients.share(tensors for mail in delivery.mail.values() for tensors in mail.values())
+        self._arrivals = Arrivals(clients, self.on_update) if self.on_update is not None else None
         outcomes: Outcomes = {}
         if not self.setup.algorithm.waits_in(t):
             outcomes = self._run_in_parallel(t, clients, delivery, link)
         else:
             blocked = self.setup.settings.config.order == "blocked"
+            one_by_one = self.setup.algorithm.answers_one_by_one
+            play = self._run_one_by_one if one_by_one else self._run_in_step
             for group in [[client] for client in clients] if blocked else [clients]:
-                outcomes |= self._run_in_step(t, group, delivery, link)
-        finished = survivors(outcomes)
-        self._clients |= {id: outcome.state for id, outcome in finished.items()}
-        return [outcome.update for outcome in finished.values()]
+                outcomes |= play(t, group, delivery, link)
+        if self._arrivals is not None:
+            return self._arrivals.taken
+        return [outcome.update for outcome in survivors(outcomes).values()]
 
     def _run_in_parallel(self, t: int, clients: Sequence[int], delivery: Delivery, link: Link) -> Outcomes:
         intake = Intake.in_order(self.setup.settings.config.order, clients)
@@ -59,7 +91,9 @@ class LocalEngine(Engine):
             try:
                 with self._threads.free_worker() as worker:
                     now(f"training client {next(begun)} of {len(clients)}")
-                    return worker.whole_round(t, id, self._state(id), delivery, partial(intake.put, id))
+                    return self._stored(
+                        id, worker.whole_round(t, id, self._state(id), delivery, partial(intake.put, id))
+                    )
             finally:
                 intake.close(id)
 
@@ -74,14 +108,8 @@ class LocalEngine(Engine):
 
     def _run_in_step(self, t: int, clients: Sequence[int], delivery: Delivery, link: Link) -> Outcomes:
         """Run every client to its next upload, take the S-server's replies, and repeat."""
-        # A client stays with its worker, in whose modules its graph is recorded.
-        workers = self._threads.workers
-        shares = [clients[place :: len(workers)] for place in range(len(workers))]
-        conversations: dict[int, Conversation] = {
-            id: worker.converse(t, id, self._state(id), delivery)
-            for worker, share in zip(workers, shares, strict=True)
-            for id in share
-        }
+        shares = self._shares(clients)
+        conversations = self._conversations(t, shares, delivery)
         replies: Replies = dict.fromkeys(clients)
         outcomes: Outcomes = {}
         steps = itertools.count(1)
@@ -89,7 +117,7 @@ class LocalEngine(Engine):
             now(f"training {len(replies)} clients, exchange {next(steps)}")
 
             def on(share: Sequence[int], replies: Replies = replies) -> dict[int, Message | Outcome | ClientError]:
-                return {id: conversations[id](replies[id]) for id in share if id in replies}
+                return {id: self._stored(id, conversations[id](replies[id])) for id in share if id in replies}
 
             said = {id: word for share in self._threads.map(on, shares) for id, word in share.items()}
             ended = {id: word for id, word in said.items() if not isinstance(word, Message)}
@@ -100,10 +128,78 @@ class LocalEngine(Engine):
             replies = self._server.exchange(uploads, link)
         return {id: outcomes[id] for id in clients}
 
+    def _run_one_by_one(self, t: int, clients: Sequence[int], delivery: Delivery, link: Link) -> Outcomes:
+        """The same where a reply depends on no other upload of its step: a client ends its step before the next one.
+
+        So each worker has one graph open, not one for each of its clients, and the S-server learns while clients
+        compute. Step k of every client still comes before step k + 1 of any, in the same order at the S-server.
+        """
+        shares = self._shares(clients)
+        conversations = self._conversations(t, shares, delivery, pauses=True)
+        outcomes: Outcomes = {}
+        steps = itertools.count(1)
+        while running := [id for id in clients if id not in outcomes]:
+            now(f"training {len(running)} clients, exchange {next(steps)}")
+            desk = Desk(running)
+            at_work = [{id: conversations[id] for id in share if id not in outcomes} for share in shares]
+            ends = self._threads.map(partial(self._take_steps, desk), at_work)
+            with desk.giving_up():
+                for id in running:
+                    if isinstance(upload := desk.heard(id), Message):
+                        desk.answer(id, self._server.exchange({id: upload}, link)[id])
+                    else:
+                        self._failures.note({id: upload})
+            ended = {id: end for share in ends for id, end in share.items()}
+            for id in self._failures.note(ended):
+                self._server.drop(id)
+            outcomes |= ended
+        return {id: outcomes[id] for id in clients}
+
+    def _take_steps(self, desk: Desk, conversations: Mapping[int, Conversation]) -> Outcomes:
+        """One step of each of a worker's clients; returns those whose rounds have ended."""
+        with desk.giving_up():
+            ends = {id: self._step(id, conversation, desk) for id, conversation in conversations.items()}
+        return {id: end for id, end in ends.items() if end is not None}
+
+    def _step(self, id: int, conversation: Conversation, desk: Desk) -> Outcome | ClientError | None:
+        """One step of a client that pauses; returns how its round has ended, if it has."""
+        word = conversation(None)
+        desk.say(id, word)
+        if isinstance(word, Message):
+            word = conversation(desk.reply_to(id))
+        if word is PAUSE:
+            return None
+        assert not isinstance(word, Message), "an algorithm that answers one by one has one upload in a step"
+        return self._stored(id, word)
+
+    def _shares(self, clients: Sequence[int]) -> list[Sequence[int]]:
+        """The clients of each worker. A client stays with it, in whose modules its graph is recorded."""
+        count = len(self._threads.workers)
+        return [clients[place::count] for place in range(count)]
+
+    def _conversations(
+        self, t: int, shares: Sequence[Sequence[int]], delivery: Delivery, *, pauses: bool = False
+    ) -> dict[int, Conversation]:
+        return {
+            id: worker.converse(t, id, self._state(id), delivery, pauses=pauses)
+            for worker, share in zip(self._threads.workers, shares, strict=True)
+            for id in share
+        }
+
     def _state(self, id: int) -> Tensors:
         """A client's state. It is trained in place, unless a client may fail: it then returns with a copy."""
         state = self._clients.get(id, {})
         return copied(state) if self.setup.settings.config.on_client_failure == "drop" else state
+
+    def _stored(self, id: int, word: Word) -> Word:
+        """What a client has said. At the end of its round the thread that ran it stores its state, and lets it go."""
+        if not isinstance(word, Outcome):
+            return word
+        self._clients.put(id, word.state)
+        if self._arrivals is None:
+            return replace(word, state={})
+        self._arrivals.bring(word.update)
+        return Outcome(Update(id, {}), {})
 
     def remarks(self) -> dict[str, Any]:
         """Clients that failed in this round, and why."""
@@ -125,10 +221,21 @@ class LocalEngine(Engine):
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `state` returned."""
+        self.restore(state, {})
+
+    def checkpoint(self) -> tuple[Tensors, Named]:
+        """The states in memory and the S-server's, and the files of the others."""
+        named = self._clients.seal()
+        return join_states(self._clients.in_memory(), self._server.state()), named
+
+    def restore(self, state: Mapping[str, Tensor], named: Any) -> None:
+        """Restore what `checkpoint` returned."""
         device = self.setup.settings.device
-        self._clients, server = part_states({path: tensor.to(device) for path, tensor in state.items()})
+        clients, server = part_states({path: tensor.to(device) for path, tensor in state.items()})
+        self._clients.load(clients, named)
         self._server.load_state(server)
 
     def close(self) -> None:
         """Stop the threads."""
         self._threads.close()
+        self._clients.close()

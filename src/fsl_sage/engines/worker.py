@@ -31,7 +31,7 @@ from fsl_sage.roles.server_jobs import SpreadOver
 from fsl_sage.roles.work import Chain, Settings, Workbench, boundary, mean_loss
 from fsl_sage.wire.codecs import CodecError
 from fsl_sage.wire.ends import ClientEnd
-from fsl_sage.wire.message import Message, Tensors
+from fsl_sage.wire.message import PAUSE, Message, Tensors
 from fsl_sage.wire.paths import below, flat
 
 Conversation = Callable[[Message | None], Message | Outcome | ClientError]
@@ -46,9 +46,14 @@ class Worker:
         self.workbench = Workbench(setup.modules)
         self._at_cut = {cut: Workbench({"client": parts["client"]}) for cut, parts in setup.at_cut.items()}
 
-    def converse(self, t: int, id: int, state: Mapping[str, Tensor], delivery: Delivery) -> Conversation:
-        """A client's round, ready to start. An exception in its code becomes its outcome."""
-        conversation = self._conversation(t, id, state, delivery)
+    def converse(
+        self, t: int, id: int, state: Mapping[str, Tensor], delivery: Delivery, *, pauses: bool = False
+    ) -> Conversation:
+        """A client's round, ready to start. An exception in its code becomes its outcome.
+
+        With `pauses` it says PAUSE between its steps, and is then to be called with None.
+        """
+        conversation = self._conversation(t, id, state, delivery, pauses)
 
         def proceed(reply: Message | None) -> Message | Outcome | ClientError:
             try:
@@ -74,7 +79,7 @@ class Worker:
         return said
 
     def _conversation(
-        self, t: int, id: int, state: Mapping[str, Tensor], delivery: Delivery
+        self, t: int, id: int, state: Mapping[str, Tensor], delivery: Delivery, pauses: bool
     ) -> Generator[Message, Message | None, Outcome]:
         client = self._client(t, id, state, delivery)
         end = ClientEnd(self.setup.settings.codecs, id, t, below("codec/", state), len(client.examples))
@@ -82,9 +87,13 @@ class Worker:
         reply: Message | None = None
         while True:
             with client.meter.watching() if delivery.measured == id else nullcontext():
-                upload = advance(local_round, reply)
+                upload = advance(local_round, reply, pauses=pauses)
             if upload is None:
                 break
+            if upload is PAUSE:
+                reply = None
+                yield PAUSE
+                continue
             # An upload has the number of its local step, which sets the S-server's learning rate.
             upload = replace(upload, values={**upload.values, "step": client.step_index})
             sent = yield end.send(upload, client.places)

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from fsl_sage.activity import now
+from fsl_sage.algorithms.base import Algorithm
 from fsl_sage.config import Config
 from fsl_sage.engines.base import REMEDY, Delivery, Engine, Setup, known_weights
 from fsl_sage.engines.server import CACHE_BYTES, part_states
@@ -125,6 +126,10 @@ class Federation:
         now(f"training {len(group)} clients")
         groups = self._by_download(group)
         renewed = frozenset().union(*(self.post.welcome(t, own, self._download(own[0])) for own in groups))
+        self.engine.on_update = None
+        if self._averages_as_they_come(t, group):
+            self.f_server.expect(group)
+            self.engine.on_update = self.f_server.fold
         updates = self.engine.train(t, group, self.delivery(group, renewed), self.link)
         for client in set(group) - {update.client for update in updates}:
             self.post.lost(client)
@@ -133,6 +138,24 @@ class Federation:
             if update.footprint is not None:
                 self.footprints.setdefault("client", update.footprint)
         return [self._brought(t, update) for update in updates]
+
+    def _averages_as_they_come(self, t: int, group: Sequence[int]) -> bool:
+        """Whether the plain mean is all that is made of the updates, and every client will bring its own.
+
+        They are then added up one by one, and are never in memory all at once.
+        """
+        settings = self.setup.settings
+        config, algorithm = settings.config, self.setup.algorithm
+        plain = type(algorithm).aggregate is Algorithm.aggregate and config.averaging.rule == "mean"
+        return (
+            self.engine.takes_in_order
+            and list(group) == sorted(group)  # as the F-server sums
+            and plain
+            and bool(algorithm.averaged_in(t))
+            and settings.codecs.update is None
+            and not self.setup.cuts
+            and config.on_client_failure == "stop"
+        )
 
     def _by_download(self, clients: Iterable[int]) -> list[list[int]]:
         """Groups of these clients that get the same from the F-server: all, or each alone if it has its own cut."""
@@ -357,8 +380,10 @@ class Federation:
     def checkpoint(self, rounds: int) -> tuple[Tensors, dict[str, Any]]:
         """All that the next round depends on."""
         waiting, post = self.post.state()
-        states = {"f_server": self.f_server.state(), "post": waiting, "engine": self.engine.state()}
-        return flat({**states, "lost": flat(self._lost)}), {"rounds": rounds, "post": post}
+        engine, files = self.engine.checkpoint()
+        states = {"f_server": self.f_server.state(), "post": waiting, "engine": engine}
+        named = {"clients": files} if files else {}
+        return flat({**states, "lost": flat(self._lost)}), {"rounds": rounds, "post": post, **named}
 
     def load_checkpoint(self, tensors: Tensors, values: dict[str, Any]) -> int:
         """Restore what `checkpoint` returned; returns the number of rounds that are done."""
@@ -367,7 +392,7 @@ class Federation:
         self.f_server.load_state(below("f_server/", tensors))
         self.post.load_state(below("post/", tensors), values["post"])
         self._lost = grouped(below("lost/", tensors))
-        self.engine.load_state(below("engine/", tensors))
+        self.engine.restore(below("engine/", tensors), values.get("clients"))
         self._round = int(values["rounds"]) - 1
         return self._round + 1
 

@@ -19,6 +19,7 @@ from fsl_sage.engines.base import Engine, LostError, Setup
 from fsl_sage.engines.local import LocalEngine
 from fsl_sage.engines.process import prefer_huge_pages
 from fsl_sage.errors import InputError, MissingExtra, RunWarning, TrainingError
+from fsl_sage.experiment.client_disk import say_disk_use
 from fsl_sage.experiment.federation import Federation, draw_cohort
 from fsl_sage.experiment.probe import Probe
 from fsl_sage.experiment.result import Result
@@ -214,6 +215,7 @@ def _record(
             directory.save_best(federation.merged(), t)
         if (t + 1) % config.checkpoint_every == 0:
             directory.save_checkpoint(config, *federation.checkpoint(t + 1))
+            federation.engine.settle()
 
 
 def _conclude(
@@ -284,6 +286,7 @@ def _built(
     checkpoint: tuple[Tensors, dict[str, Any]] | None,
 ) -> Federation:
     federation = build(directory, config, problem)
+    federation.engine.keep_in(directory.clients)
     try:
         if checkpoint:
             federation.load_checkpoint(*checkpoint)
@@ -299,6 +302,7 @@ def _build(engine: Callable[[Setup], Engine], directory: RunDirectory, config: C
         Probe(setup)  # refuses what it cannot measure before anything is trained
     if config.parameter_fidelity is not None:
         Probe(setup, "--parameter-fidelity")
+    say_disk_use(setup, directory.clients)
     _draw_classes(directory, config, setup, problem)
     return Federation(setup, engine(setup))
 

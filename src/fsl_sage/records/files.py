@@ -6,13 +6,14 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import safetensors
-import safetensors.torch
+import torch
 from torch import Tensor
 
 from fsl_sage.errors import InputError
@@ -22,8 +23,29 @@ from fsl_sage.wire.message import Tensors
 _SEAL = "sha256"
 _UNSEALED = "0" * 64
 """Stands in a header where the SHA-256 will be, while that is computed: it covers all of the file but itself."""
+PART = ".part"
+"""The end of a file's name while it is written."""
 _LONGEST_HEADER = 100_000_000
 """As safetensors itself has it."""
+
+_DTYPES = {
+    torch.uint64: "U64",
+    torch.int64: "I64",
+    torch.float64: "F64",
+    torch.complex64: "C64",
+    torch.float32: "F32",
+    torch.uint32: "U32",
+    torch.int32: "I32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.uint16: "U16",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""The names that safetensors has for types, in the order in which it writes tensors: the widest numbers first, so that
+each tensor begins at a multiple of its numbers' size."""
 
 _DAMAGE = (safetensors.SafetensorError, OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 """What a file that is not as it should be may lead to."""
@@ -35,19 +57,41 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def _write(path: Path, pieces: Sequence[bytes | memoryview]) -> None:
-    temporary = path.with_name(path.name + ".part")
-    try:
-        with open(temporary, "wb") as file:
-            for piece in pieces:
-                file.write(piece)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        temporary.unlink(missing_ok=True)  # on a full disk, half a file only takes the room that is missing
-        error.filename = error.filename or str(path)
-        raise
+    with _moved_into_place(path) as file:
+        for piece in pieces:
+            file.write(piece)
+
+
+@contextmanager
+def _moved_into_place(path: Path) -> Iterator[IO[bytes]]:
+    """A file next to the place. When it is written it is flushed to disk and moved there."""
+    temporary = path.with_name(path.name + PART)
+    with _partial(path, temporary), open(temporary, "wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
     os.replace(temporary, path)
     sync_directory(path.parent)
+
+
+@contextmanager
+def _partial(path: Path, temporary: Path | None = None) -> Iterator[None]:
+    """While a file is written: an error names it, and on a full disk half of it takes no room."""
+    try:
+        yield
+    except OSError as error:
+        (temporary or path).unlink(missing_ok=True)
+        error.filename = error.filename or str(path)
+        raise
+
+
+def sync_file(path: Path) -> None:
+    """Flush a file's content to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def sync_directory(path: Path) -> None:
@@ -75,6 +119,26 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], values: Any = None) 
 
     A tensor under several names is written once.
     """
+    with _moved_into_place(path) as file:
+        _write_sealed(file, tensors, values)
+
+
+def save_by_content(place: Callable[[str], Path], tensors: Mapping[str, Tensor]) -> Path:
+    """A file as `save_tensors` writes it whose name says what is in it; it is not flushed to disk.
+
+    Args:
+        place: From the SHA-256 of the content to the file's path.
+        tensors: What is written. One after the other is made contiguous, so no second copy of all is in memory.
+    """
+    temporary = place(f"{os.getpid()}-{threading.get_ident()}").with_suffix(PART)
+    with _partial(temporary), open(temporary, "wb") as file:
+        path = place(_write_sealed(file, tensors, None))
+    os.replace(temporary, path)
+    return path
+
+
+def _write_sealed(file: IO[bytes], tensors: Mapping[str, Tensor], values: Any) -> str:
+    """Write header and tensors, then the SHA-256 into the header; returns it."""
     first: dict[tuple[int, Any, Any], str] = {}
     same: dict[str, str] = {}
     distinct: Tensors = {}
@@ -84,56 +148,74 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], values: Any = None) 
             same[name] = first[key]
         else:
             first[key] = name
-            distinct[name] = tensor.detach().cpu().contiguous()
-            if distinct[name].untyped_storage().nbytes() != distinct[name].numel() * distinct[name].element_size():
-                distinct[name] = distinct[name].clone()  # a view of something larger
-    metadata = {_SEAL: _UNSEALED, "values": json.dumps(values), "same": json.dumps(same)}
-    header, body = _parts(safetensors.torch.save(distinct, metadata))
-    header = _in_order(header, metadata)
-    _write(path, [header.replace(_UNSEALED.encode(), _sha256(header, body).encode(), 1), body])
+            distinct[name] = tensor.detach()
+    ranks = {dtype: rank for rank, dtype in enumerate(_DTYPES)}
+    order = sorted(distinct, key=lambda name: (ranks[distinct[name].dtype], name))
+    header = _header({name: distinct[name] for name in order}, {"values": json.dumps(values), "same": json.dumps(same)})
+    whole = hashlib.sha256(header)
+    file.write(header)
+    for name in order:
+        block = _numbers_of(distinct[name])
+        whole.update(block)
+        file.write(block)
+    file.seek(header.index(_UNSEALED.encode()))
+    file.write(whole.hexdigest().encode())
+    return whole.hexdigest()
 
 
-def _parts(block: bytes) -> tuple[bytes, memoryview]:
-    """The header of a safetensors file, its length in front, and the body."""
-    end = 8 + int.from_bytes(block[:8], "little")
-    return block[:end], memoryview(block)[end:]
-
-
-def _in_order(header: bytes, metadata: Mapping[str, str]) -> bytes:
-    """The same header with the metadata in the order given: safetensors' own changes from process to process."""
-    text = json.dumps({**json.loads(header[8:]), "__metadata__": metadata}, separators=(",", ":")).encode()
+def _header(tensors: Tensors, metadata: Mapping[str, str]) -> bytes:
+    """The header of a safetensors file, its length in front; the metadata first, as it must be found."""
+    entries: dict[str, Any] = {"__metadata__": {_SEAL: _UNSEALED, **metadata}}
+    end = 0
+    for name, tensor in tensors.items():
+        start, end = end, end + tensor.numel() * tensor.element_size()
+        entries[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # tensors must begin at multiples of 8
     return len(text).to_bytes(8, "little") + text
 
 
-def _sha256(*pieces: bytes | memoryview) -> str:
-    whole = hashlib.sha256()
-    for piece in pieces:
-        whole.update(piece)
-    return whole.hexdigest()
+def _numbers_of(tensor: Tensor) -> memoryview:
+    """A tensor's numbers, in the order of its dimensions; [n] bytes. Not copied if they lie so already."""
+    numbers: Any = tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return memoryview(numbers)
 
 
-def load_tensors(path: Path, *, sealed: bool = False) -> tuple[Tensors, Any]:
-    """The tensors and values that `save_tensors` wrote.
+def load_tensors(path: Path, *, sealed: bool = False, checked: bool = False) -> tuple[Tensors, Any]:
+    """The tensors and values that `save_tensors` wrote, mapped into memory: a change is not one of the file.
 
     A file whose SHA-256 is not that of its content is refused. Files of earlier versions have none: with `sealed`
-    they are refused too.
+    they are refused too. With `checked` this process has written or checked the file already.
     """
-    try:
-        _check_seal(path, sealed)
+    with _undamaged(path):
+        if not checked:
+            _check_seal(path, sealed)
         with safetensors.safe_open(str(path), framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         for name, original in json.loads(metadata.get("same", "{}")).items():
             tensors[name] = tensors[original]
         return tensors, json.loads(metadata.get("values", "null"))
+
+
+def check_seal(path: Path) -> str:
+    """The SHA-256 that a file carries; refused if it has none, or if that is not the one of its content."""
+    with _undamaged(path):
+        return _check_seal(path, True)
+
+
+@contextmanager
+def _undamaged(path: Path) -> Iterator[None]:
+    """Turn what damage to a file of tensors leads to into a sentence that names the file."""
+    try:
+        yield
     except InputError:
         raise
     except _DAMAGE as e:
         raise InputError(f"{path} cannot be read, it is damaged or not a safetensors file: {short(e)}.") from None
 
 
-def _check_seal(path: Path, needed: bool) -> None:
+def _check_seal(path: Path, needed: bool) -> str:
     with open(path, "rb") as file:
         start = file.read(8)
         length = int.from_bytes(start, "little")
@@ -147,7 +229,7 @@ def _check_seal(path: Path, needed: bool) -> None:
                     f"{path} has no checksum: it is damaged, or an earlier version wrote it. "
                     "Go on with that version, put an undamaged copy back, or start a new run."
                 )
-            return
+            return ""
         whole = hashlib.sha256(header.replace(str(written).encode(), _UNSEALED.encode(), 1))
         while piece := file.read(1 << 20):
             whole.update(piece)
@@ -156,6 +238,7 @@ def _check_seal(path: Path, needed: bool) -> None:
             f"{path} is damaged: its content does not have the SHA-256 that was written with it. "
             "Put an undamaged copy back, or start a new run."
         )
+    return str(written)
 
 
 def as_csv(rows: Iterable[Iterable[Any]]) -> str:

@@ -5,6 +5,7 @@ config.json         everything that decides the run, with versions; written befo
 metrics.jsonl       one object a round
 ledger.csv          every byte by round, client, direction and kind; round -1 is the first download
 checkpoint.safetensors   the newest checkpoint, between rounds; dropped when the run is finished
+clients/            clients' states that are too large for memory, in files that the checkpoint names; dropped with it
 model.safetensors   the final merged model; of one trained by LoRA what was trained, its adapters
 best.safetensors    with --keep best: the merged model of the best round
 inference.json      what the model needs besides its weights: for images their normalisation and the classes
@@ -25,6 +26,7 @@ import hashlib
 import json
 import os
 import shlex
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
@@ -62,6 +64,7 @@ class RunDirectory:
         self.metrics_file = path / "metrics.jsonl"
         self.ledger_file = path / "ledger.csv"
         self.checkpoint_file = path / "checkpoint.safetensors"
+        self.clients = path / "clients"
         self.model_file = path / "model.safetensors"
         self.best_file = path / "best.safetensors"
         self.inference_file = path / "inference.json"
@@ -170,6 +173,7 @@ class RunDirectory:
             logs = (self.metrics_file, self.ledger_file, self.classes_file)
             for path in (self.config_file, self.inference_file, *logs, figure, lock):
                 path.unlink(missing_ok=True)
+            shutil.rmtree(self.clients, ignore_errors=True)
             if not any(self.path.iterdir()):
                 self.path.rmdir()
 
@@ -242,6 +246,7 @@ class RunDirectory:
         write_json(self.result_file, result)
         if not keep_checkpoint:
             self.checkpoint_file.unlink(missing_ok=True)
+            shutil.rmtree(self.clients, ignore_errors=True)
 
     # What resuming and reporting read
 

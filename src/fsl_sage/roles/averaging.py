@@ -80,16 +80,53 @@ def _holders(name: str, states: Sequence[Tensors], weights: Sequence[float]) -> 
 
 
 def _average_one(tensors: list[Tensor], weights: list[float]) -> Tensor:
-    first = tensors[0]
-    if first.is_meta:  # a dry run: the mean has this shape, and torch would take long to compute it
-        return torch.empty_like(first)
-    if not first.is_floating_point():
-        return torch.stack(tensors).amax(0)
     whole = sum(weights)
-    total = torch.zeros_like(wide(first))
+    total = _Total(tensors[0])
     for tensor, weight in zip(tensors, weights, strict=True):
-        total.add_(tensor, alpha=weight / whole)
-    return total.to(first.dtype)
+        total.add(tensor, weight / whole)
+    return total.result()
+
+
+class RunningMean:
+    """`average` of states that come one after the other and all have the same names: none of them is kept."""
+
+    def __init__(self, weights: Sequence[float]) -> None:
+        """Start; `weights` says how much each of the states that will come counts, in their order."""
+        whole = sum(weights)
+        self._shares = iter([weight / whole for weight in weights])
+        self._totals: dict[str, _Total] = {}
+
+    def add(self, state: Tensors) -> None:
+        """One state more."""
+        share = next(self._shares)
+        for name, tensor in state.items():
+            if name not in self._totals:
+                self._totals[name] = _Total(tensor)
+            self._totals[name].add(tensor, share)
+
+    def result(self) -> Tensors:
+        """The mean, when all have come."""
+        return {name: total.result() for name, total in self._totals.items()}
+
+
+class _Total:
+    """The weighted sum of tensors like the first: in float64, and of integer counters the largest."""
+
+    def __init__(self, first: Tensor) -> None:
+        self._like = first.new_empty(0)
+        # In a dry run the mean has this shape, and torch would take long to compute it.
+        self._sum = torch.zeros_like(wide(first)) if first.is_floating_point() else first.clone()
+
+    def add(self, tensor: Tensor, share: float) -> None:
+        if self._sum.is_meta:
+            return
+        if tensor.is_floating_point():
+            self._sum.add_(tensor, alpha=share)
+        else:
+            self._sum = torch.maximum(self._sum, tensor)
+
+    def result(self) -> Tensor:
+        return self._sum.to(self._like.dtype)
 
 
 def _distance(state: Tensors, start: Tensors) -> float:

@@ -1,6 +1,7 @@
 """The F-server: averages what the clients send."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -8,7 +9,7 @@ from torch import Tensor
 from fsl_sage.config import AveragingConfig
 from fsl_sage.precision import wide
 from fsl_sage.roles import fed_opt
-from fsl_sage.roles.averaging import RULES
+from fsl_sage.roles.averaging import RULES, RunningMean
 from fsl_sage.roles.protocols import FServerRole, Parts, Update
 from fsl_sage.wire.message import CONTROL, Tensors
 from fsl_sage.wire.paths import below, flat, grouped
@@ -44,9 +45,24 @@ class FServer(FServerRole):
         self._initial = initial
         self._trained = {f"{part}/{name}" for part in averaged for name in trained[part]}
         self._options = options
+        self._running: RunningMean | None = None
+
+    def expect(self, clients: Sequence[int]) -> None:
+        """From now on `fold` takes the updates of all of these clients, in their order, for the next `mean`."""
+        self._running = RunningMean([self.client_weights[client] for client in clients])
+
+    def fold(self, update: Update) -> Update:
+        """Add an update to the mean; returns it with the shapes of its weights alone."""
+        assert self._running is not None
+        self._running.add(flat(update.parts))
+        shapes = {part: {name: x.to("meta") for name, x in own.items()} for part, own in update.parts.items()}
+        return replace(update, parts=shapes)
 
     def mean(self, updates: Sequence[Update]) -> dict[str, Tensors]:
         """x_c^{t+1}, the weighted mean (Algorithm 2, line 7), or another average, in the order of the clients."""
+        if self._running is not None:
+            running, self._running = self._running, None
+            return grouped(running.result())
         updates = sorted(updates, key=lambda update: update.client)
         states = [flat(update.parts) for update in updates]
         weights = [self.client_weights[update.client] for update in updates]

@@ -57,6 +57,11 @@ class Message:
         return tuple(self.parts[CUT_GRADIENTS].values())
 
 
+PAUSE = Message({})
+"""What a local round may yield between two of its steps, when it holds no graph: others may take their steps now.
+Nothing is sent. An engine that has nothing to gain by it goes on at once."""
+
+
 def _numbered(tensors: Sequence[Tensor]) -> Tensors:
     return {str(index): tensor.detach() for index, tensor in enumerate(tensors)}
 

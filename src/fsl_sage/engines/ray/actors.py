@@ -23,11 +23,10 @@ from fsl_sage.roles.protocols import Parts, Update
 from fsl_sage.roles.s_server import SServer
 from fsl_sage.roles.server_jobs import Job
 from fsl_sage.roles.work import Workbench
+from fsl_sage.units import MIB
 from fsl_sage.wire.ledger import Entry, Ledger
 from fsl_sage.wire.link import Link
 from fsl_sage.wire.message import Message, Tensors
-
-MIB = 2**20
 
 Common = tuple[Parts, Mapping[str, Tensors], frozenset[int], int | None]
 """What all clients of a round get: the averaged weights by part, what the F-server sends along by kind, for which

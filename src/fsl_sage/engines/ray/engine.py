@@ -20,7 +20,9 @@ from fsl_sage.engines.ray.remote import RemoteServer
 from fsl_sage.engines.server import NoServer, join_states, local_tensors, part_states
 from fsl_sage.engines.worker import evaluate
 from fsl_sage.errors import TrainingError
+from fsl_sage.records.client_store import ClientStore, Named
 from fsl_sage.roles.protocols import Parts, Update
+from fsl_sage.units import MIB
 from fsl_sage.wire.link import Link
 from fsl_sage.wire.message import Tensors
 
@@ -36,6 +38,9 @@ class RayEngine(Engine):
         config = setup.settings.config
         self._sizes = [len(examples) for examples in setup.examples]
         self._states: dict[int, ray.ObjectRef] = {}
+        self._changed: set[int] = set()
+        """The clients whose states are newer than the last checkpoint."""
+        self.clients = self._store = ClientStore(config.client_memory_mib * MIB)
         self._failures = Failures(config.on_client_failure)
         self._own_crew: Crew | None = None
         own_modules = brings_modules(config) or not type(setup.settings.task).__module__.startswith("fsl_sage.")
@@ -73,6 +78,7 @@ class RayEngine(Engine):
             update, state = ended[id]
             if not isinstance(update, ClientError):
                 self._states[id] = state
+                self._changed.add(id)
                 updates.append(to_device_of(self.setup, update))
         return updates
 
@@ -179,8 +185,25 @@ class RayEngine(Engine):
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `state` returned."""
+        self.restore(state, {})
+
+    def checkpoint(self) -> tuple[Tensors, Named]:
+        """The states that fit into memory and the S-server's, and the files of the others.
+
+        States come from the object store one by one, those of clients that have run since the last checkpoint.
+        """
+        for id in sorted(self._changed):
+            self._store.put(id, to_device(fetch(self._states[id]), self.setup.settings.device))
+        self._changed.clear()
+        named = self._store.seal()
+        return join_states(self._store.in_memory(), self.server.state()), named
+
+    def restore(self, state: Mapping[str, Tensor], named: Any) -> None:
+        """Restore what `checkpoint` returned."""
         clients, server = part_states(state)
-        self._states = {id: ray.put(tensors) for id, tensors in clients.items()}
+        self._store.load(clients, named)
+        self._states = {id: ray.put(tensors) for id, tensors in self._store.items()}
+        self._changed.clear()
         self.server.load_state(server)
 
     def _client_states(self) -> dict[int, Tensors]:
@@ -194,6 +217,7 @@ class RayEngine(Engine):
         """
         crew, self._own_crew = self._own_crew, None
         cluster, self._own_cluster = self._own_cluster, False
+        self._store.close()
         if crew is not None:
             crew.dismiss()
         if cluster:

@@ -1,0 +1,48 @@
+"""Where clients and S-server meet in a local step whose uploads are answered one by one."""
+
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, InvalidStateError
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from fsl_sage.engines.base import ClientError, Outcome
+from fsl_sage.wire.message import Message
+
+Word = Message | Outcome | ClientError
+"""What a client says when it is asked to go on."""
+
+
+class Desk:
+    """The words of clients and the replies to them, in one step. Some threads run the clients, another the S-server."""
+
+    def __init__(self, clients: Iterable[int]) -> None:
+        self._words: dict[int, Future[Word]] = {id: Future() for id in clients}
+        self._replies: dict[int, Future[Message | None]] = {id: Future() for id in self._words}
+
+    def say(self, id: int, word: Word) -> None:
+        """A client has come to its upload, or to its end."""
+        self._words[id].set_result(word)
+
+    def heard(self, id: int) -> Word:
+        """Wait for what a client says."""
+        return self._words[id].result()
+
+    def answer(self, id: int, reply: Message | None) -> None:
+        """The S-server's reply to a client."""
+        self._replies[id].set_result(reply)
+
+    def reply_to(self, id: int) -> Message | None:
+        """Wait for the S-server's reply."""
+        return self._replies[id].result()
+
+    @contextmanager
+    def giving_up(self) -> Iterator[None]:
+        """While one side works: if it fails, nobody waits for it for ever."""
+        try:
+            yield
+        except BaseException as error:
+            futures: list[Future[Any]] = [*self._words.values(), *self._replies.values()]
+            for future in futures:
+                with suppress(InvalidStateError):
+                    future.set_exception(error)
+            raise

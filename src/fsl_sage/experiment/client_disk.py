@@ -1,0 +1,64 @@
+"""The disk that clients' states will take where they do not fit into memory, said before a run starts."""
+
+import shutil
+from pathlib import Path
+from warnings import warn
+
+from fsl_sage.engines.base import Setup
+from fsl_sage.errors import InputError, RunWarning
+from fsl_sage.units import MIB, bytes_text
+from fsl_sage.wire.message import nbytes
+
+WORTH_A_WORD = 2**30
+"""Fewer bytes than these are taken without a word."""
+
+
+def say_disk_use(setup: Setup, directory: Path) -> None:
+    """Warn of the disk that the states will take in files of a directory; refused if there is less than that."""
+    config = setup.settings.config
+    needed = disk_needed(setup)
+    if not needed:
+        return
+    taken = sum(path.stat().st_size for path in directory.iterdir()) if directory.is_dir() else 0
+    free = shutil.disk_usage(directory.parent).free + taken
+    what = (
+        f"The states of {config.clients} clients, {bytes_text(state_bytes(setup))} each, are more than "
+        f"--client-memory-mib {config.client_memory_mib}. They will take up to {bytes_text(needed)} of disk in "
+        f"{directory}, where {bytes_text(free)} are free"
+    )
+    if needed > free:
+        raise InputError(f"{what}: give another --out, or --client-optimizer reset.")
+    if needed >= WORTH_A_WORD:
+        warn(f"{what}.", RunWarning, stacklevel=6)
+
+
+def disk_needed(setup: Setup) -> int:
+    """At most as many bytes at any time: the versions of the last checkpoint, and those that are newer; 0 in memory."""
+    config = setup.settings.config
+    each = state_bytes(setup)
+    if each * config.clients <= config.client_memory_mib * MIB:
+        return 0
+    newer = min(config.clients, max(1, round(config.cohort * config.clients)) * config.checkpoint_every)
+    return each * (config.clients + newer)
+
+
+def state_bytes(setup: Setup) -> int:
+    """The bytes of a client's state: what its optimizers remember, and weights that are its alone."""
+    settings, algorithm = setup.settings, setup.algorithm
+    config = settings.config
+    moments = {"adam": 2, "adamw": 2}.get(config.optimizer.name, int(config.optimizer.momentum > 0))
+    if not settings.keeps_optimizers:
+        moments = 0
+    pooled = config.alignment.scope == "pooled"
+    whole = 0
+    for part in algorithm.holds:
+        weights = setup.initial[part]
+        trained = nbytes({name: x for name, x in weights.items() if name in settings.trained[part]})
+        if part in algorithm.trained_in(config.rounds):
+            whole += moments * trained
+            whole += trained * (config.averaging.control_variates and part in algorithm.averaged)
+        if part in algorithm.averaged:
+            whole += nbytes({name: x for name, x in weights.items() if name in settings.stays_local.get(part, ())})
+        elif part in algorithm.trained_in(config.rounds) or not pooled:  # a pooled auxiliary is there once for all
+            whole += nbytes(weights)
+    return whole
