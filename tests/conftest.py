@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 from matplotlib.figure import Figure
 from torch import nn
 
@@ -22,6 +23,9 @@ from fsl_sage.problems.parts import META, build_parts
 from fsl_sage.records import figures
 from fsl_sage.report import panels
 from tests.processes import ForkedRun
+
+settings.register_profile("busy machine", deadline=None)
+settings.load_profile("busy machine")
 
 TINY: dict[str, Any] = {
     "clients": 3,

@@ -147,7 +147,9 @@ def log_if_far_apart(axes: Axes, ends: Sequence[float]) -> None:
     """Use a logarithmic x-axis where one curve is so long that it would press the others against the left edge."""
     if ends and max(ends) > 4 * min(ends) > 0:
         axes.set_xscale("log")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        # Two labels alone, such as 100 and 200, would look like a linear axis.
+        steps = (1, 2, 5) if max(ends) > 10 * min(ends) else (1, 1.5, 2, 3, 5, 7)
+        axes.xaxis.set_major_locator(LogLocator(subs=steps))
         axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_minor_locator(NullLocator())
     else:
