@@ -22,6 +22,7 @@ from fsl_sage.engines.worker import _score
 from fsl_sage.errors import InputError
 from fsl_sage.experiment import run
 from fsl_sage.experiment.setup import make_setup
+from fsl_sage.records.client_store import ClientStore
 from fsl_sage.roles.work import Workbench
 from fsl_sage.wire.message import Smashed
 
@@ -128,7 +129,7 @@ def test_an_engine_that_was_closed_leaves_alone_what_was_started_since(monkeypat
     monkeypatch.setattr(ray, "kill", asked.append)
     monkeypatch.setattr(ray, "shutdown", lambda: asked.append("cluster"))
     engine = RayEngine.__new__(RayEngine)
-    engine._own_crew, engine._own_cluster = Crew(["worker"], "server"), True
+    engine._own_crew, engine._own_cluster, engine._store = Crew(["worker"], "server"), True, ClientStore(0)
     engine.close()
     engine.close()
     assert asked == ["worker", "server", "cluster"]
