@@ -65,8 +65,13 @@ def follow(federation: LoopbackFederation, directory: Path, console: Console) ->
         raise TrainingError(f"The run failed:\n{''.join(said[-30:])}")
 
 
-def listen(federation: LoopbackFederation, directory: Path, console: Console, app: str, run: str) -> list[str]:
-    """Call `flwr run` and print the server's log of the run; returns its lines."""
+def listen(
+    federation: LoopbackFederation, directory: Path, console: Console, app: str, run: str, *, must_fail: bool = False
+) -> list[str]:
+    """Call `flwr run` and print the server's log of the run; returns its lines.
+
+    Of a run that must fail the log is printed up to the traceback by which Flower ends it.
+    """
     command = ["flwr", "run", str(directory / app), NAME, "--stream"]
     command += ["--run-config", f'run-directory="{directory / run}"']
     said = []
@@ -76,6 +81,8 @@ def listen(federation: LoopbackFederation, directory: Path, console: Console, ap
         assert process.stdout is not None
         for line in process.stdout:
             said.append(line)
+            if must_fail and any(each.startswith("Traceback") for each in said):
+                continue
             if not re.match(r"(\x1b\[\d+m)?(INFO|DEBUG|WARNING|ERROR)", line) and line.strip():
                 console.print(f"  {line.rstrip()}", highlight=False, markup=False, soft_wrap=True)
     return said

@@ -167,7 +167,7 @@ def _try_fedavg(
     alone = resolve(replace(config, algorithm="fedavg", clients=1, rounds=1, options=None))
     agreement, _ = agree(alone, (examples,))
     write_app(directory / "fedavg-app", alone, agreement)
-    said = listen(federation, directory, console, "fedavg-app", "fedavg-run")
+    said = listen(federation, directory, console, "fedavg-app", "fedavg-run", must_fail=True)
     if not any("the memory of its process does not suffice" in line for line in said):
         raise TrainingError(f"FedAvg's client was expected not to fit:\n{''.join(said[-30:])}")
     console.print("FedAvg's client does not fit where FSL-SAGE's has trained.")
