@@ -1,4 +1,4 @@
-"""Prints a table of recorded runs within a budget: python experiments/budget_table.py FOLDER [--gib 0.845] [--target 0.45]
+"""Prints what recorded runs reached within a budget: python experiments/budget_table.py FOLDER [--gib G] [--target A]
 
 For each run below FOLDER, by curve and algorithm: the best test accuracy of all rounds and of those within the budget,
 what the run has moved, what it had moved when it reached the target, and a client's memory and FLOPs in a step.
@@ -36,7 +36,8 @@ def main() -> None:
     parser.add_argument("--gib", type=float, default=0.845)
     parser.add_argument("--target", type=float, default=0.45)
     asked = parser.parse_args()
-    print(f"| run | best | GiB | best within {asked.gib:g} GiB | GiB to {asked.target:.0%} | client MB | client GFLOPs |")
+    within, to = f"best within {asked.gib:g} GiB", f"GiB to {asked.target:.0%}"
+    print(f"| run | best | GiB | {within} | {to} | client MB | client GFLOPs |")
     print("|---|---|---|---|---|---|---|")
     for result in sorted(asked.folder.rglob("result.json")):
         print(row(result.parent, asked.gib, asked.target))
