@@ -36,10 +36,13 @@ def main() -> None:
     parser.add_argument("--gib", type=float, default=0.845)
     parser.add_argument("--target", type=float, default=0.45)
     asked = parser.parse_args()
+    results = sorted(asked.folder.rglob("result.json"))
+    if not results:
+        parser.error(f"{asked.folder} has no finished runs: give a folder of experiments/results")
     within, to = f"best within {asked.gib:g} GiB", f"GiB to {asked.target:.0%}"
     print(f"| run | best | GiB | {within} | {to} | client MB | client GFLOPs |")
     print("|---|---|---|---|---|---|---|")
-    for result in sorted(asked.folder.rglob("result.json")):
+    for result in results:
         print(row(result.parent, asked.gib, asked.target))
 
 
