@@ -10,7 +10,7 @@ from fsl_sage.errors import InputError
 from fsl_sage.report.load import load_runs
 from fsl_sage.report.options import options_of, settings_of
 from fsl_sage.report.study import ACCURACY, COSINE, Setting, make_study
-from fsl_sage.report.style import option_name
+from fsl_sage.report.style import option_name, style
 from tests.report.made_up import made_up_config, write_grid, write_run
 
 
@@ -38,6 +38,28 @@ def test_an_option_that_does_not_concern_an_algorithm_does_not_part_it_from_the_
     two, ten = ([series.algorithm for series in study.within(setting)] for setting in study.settings)
     assert two == ["fsl-sage", "lazy-fsl-sage", "cse-fsl"]
     assert ten == ["fsl-sage", "cse-fsl"]
+
+
+def test_a_switch_that_one_of_several_algorithms_has_makes_two_variants_of_it(tmp_path):
+    for joint in (False, True):
+        write_run(tmp_path / f"joint{joint}", made_up_config("splitfed-ss", joint_step=joint))
+    write_run(tmp_path / "cse", made_up_config("cse-fsl"))
+    study = study_of(tmp_path)
+    assert study.varying == ()
+    assert study.algorithms == ["cse-fsl", "splitfed-ss", "splitfed-ss --joint-step"]
+    assert [[one.algorithm for one in study.within(setting)] for setting in study.settings] == [study.algorithms]
+    plain, joint = (style(name) for name in study.algorithms[1:])
+    assert (plain.name, joint.name) == ("SplitFed-SS", "SplitFed-SS, joint step")
+    assert (plain.colour, plain.marker) == (joint.colour, joint.marker)
+    assert plain.dash != joint.dash
+
+
+def test_a_switch_of_the_only_algorithm_is_a_setting(tmp_path):
+    for local in (False, True):
+        write_run(tmp_path / f"local{local}", made_up_config("fsl-sage", local_auxiliary=local))
+    study = study_of(tmp_path)
+    assert study.varying == ("local_auxiliary",)
+    assert study.algorithms == ["fsl-sage"]
 
 
 def test_runs_on_other_data_are_never_in_one_setting_but_every_algorithm_may_have_its_own_rate(tmp_path):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fsl_sage.algorithms.looks import place_of
+from fsl_sage.algorithms.looks import place_of, variant_of
 from fsl_sage.problems import score
 from fsl_sage.problems.score import Score
 from fsl_sage.records.subject import subject
@@ -120,6 +120,7 @@ class Series:
     """The runs of one algorithm in one setting, which differ in the seed only."""
 
     algorithm: str
+    """Its name, with the switches of a variant."""
     setting: Setting
     """Only the options that concern this algorithm."""
     all_runs: tuple[Run, ...]
@@ -292,14 +293,16 @@ def make_study(runs: Sequence[Run]) -> Study:
         for path, value in own.items():
             if concerns(run.algorithm, path) or has_option(run.algorithm, path):
                 values[run.algorithm, path].add(_hashable(value))
-    varying = sorted(_varying(values), key=_place_of_option)
+    switches = _switches(values)
+    varying = sorted(_varying(values) - switches, key=_place_of_option)
     order = _order_of_values(runs, options)
     groups: dict[tuple[str, tuple[Any, ...]], list[Run]] = defaultdict(list)
     for run, own in zip(runs, options, strict=True):
         name = run.algorithm
         # Single runs may differ in an option for which another algorithm stands in a comparison.
         parting = [path for path in varying if path in own and (concerns(name, path) or len(values[name, path]) > 1)]
-        groups[name, tuple((path, _hashable(own.get(path))) for path in parting)].append(run)
+        variant = variant_of(name, sorted(path for path in switches if own.get(path) is True))
+        groups[variant, tuple((path, _hashable(own.get(path))) for path in parting)].append(run)
     series = [Series(name, Setting(dict(own)), tuple(members)) for (name, own), members in groups.items()]
     series.sort(key=lambda each: (order(each.setting), place_of(each.algorithm), each.algorithm))
     return Study(tuple(runs), tuple(varying), tuple(series), _meeting_points(series))
@@ -314,6 +317,25 @@ def _varying(values: Mapping[tuple[str, str], set[Any]]) -> set[str]:
     of_task = {path for _, path in values if path in _OF_TASK or path.startswith("data.")}
     seen = {path: set().union(*(own for (_, other), own in values.items() if other == path)) for path in of_task}
     return within | {path for path in of_task if len(seen[path]) > 1}
+
+
+def _switches(values: Mapping[tuple[str, str], set[Any]]) -> set[str]:
+    """Options of one of several algorithms that some of its runs have switched on and others off.
+
+    The other algorithms do not have them, so they are no setting in which algorithms meet: they make two variants of
+    that algorithm, which are compared with the others side by side.
+    """
+    owners: dict[str, set[str]] = defaultdict(set)
+    for algorithm, path in values:
+        if has_option(algorithm, path):
+            owners[path].add(algorithm)
+    several = len({algorithm for algorithm, _ in values}) > 1
+    switched = {
+        path
+        for (_, path), seen in values.items()
+        if seen == {False, True} and all(isinstance(value, bool) for value in seen)
+    }
+    return {path for path in switched if several and len(owners[path]) == 1}
 
 
 def _meeting_points(series: Sequence[Series]) -> tuple[Setting, ...]:

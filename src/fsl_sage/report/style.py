@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from fsl_sage.algorithms import ALGORITHMS, option_fields
-from fsl_sage.algorithms.looks import colour_of, place_of, title_of
+from fsl_sage.algorithms.looks import algorithm_of, colour_of, place_of, title_of
 from fsl_sage.report.options import HETEROGENEITY, IID, dirichlet_alpha
 
 # Shapes and dashes beside the colours: a figure must also be readable in grey.
@@ -33,6 +33,8 @@ def style(algorithm: str) -> Style:
     """An algorithm's look, the same in every figure."""
     place = place_of(algorithm)
     dash = _DASHES[place] if place < len(_DASHES) else "dashdot"
+    if algorithm != algorithm_of(algorithm):  # a variant has the algorithm's colour
+        dash = "dot"
     return Style(title_of(algorithm), colour_of(algorithm), _MARKERS[place % len(_MARKERS)], dash)
 
 
