@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 from fsl_sage.engines.process import import_path
@@ -34,11 +35,24 @@ def start_process(directory: Path, workers: int, *, new_session: bool = False) -
 def main() -> None:
     """Exit codes as of the command line."""
     threading.Thread(target=_leave_with_parent, daemon=True).start()
+    keep_priority()
     try:
         resume(Path(sys.argv[1]), [PlainLines()], int(sys.argv[2]))
     except (InputError, TrainingError) as error:
         print(error, file=sys.stderr)
         sys.exit(2 if isinstance(error, InputError) else 1)
+
+
+def keep_priority() -> None:
+    """Give this process's session the priority that the process has.
+
+    Linux shares processors among sessions first, each with a priority of its own, so `nice` means nothing to a process
+    that has begun a session. Elsewhere there is nothing to do.
+    """
+    if os.getsid(0) != os.getpid():
+        return  # the session is somebody else's
+    with suppress(OSError):
+        Path("/proc/self/autogroup").write_text(str(os.nice(0)))
 
 
 def _leave_with_parent() -> None:
