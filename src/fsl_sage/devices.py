@@ -1,6 +1,7 @@
 """The device that a run computes on."""
 
 import torch
+from torch import Tensor
 
 from fsl_sage.errors import InputError
 
@@ -17,3 +18,10 @@ def pick_device(name: str) -> torch.device:
         return torch.device(name)
     except RuntimeError:
         raise InputError(f"--device {name} is not possible: give auto, cpu, cuda, cuda:N or mps.") from None
+
+
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """A batch's tensor on a device. A GPU fetches it from memory that stays in place, while the process goes on."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)

@@ -275,7 +275,7 @@ class Config:
     threads: int = 1
     """torch threads of every worker, of the S-server and of the evaluation; part of the result's bits."""
     workers: int | None = None
-    """Clients that train side by side (all cores if not given); never changes a number."""
+    """Clients that train side by side (if not given: as many as there are cores, or GPUs); never changes a number."""
     client_memory_mib: int = 1024
     """MiB of clients' states that may stay in memory between rounds; beyond that each is a file below the run's
     directory, and only clients that train are in memory. It changes no number."""

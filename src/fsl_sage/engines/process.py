@@ -14,13 +14,31 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 _KEPT = 512 * 2**20
 _LARGEST_FROM_THE_HEAP = 32 * 2**20
 _SMALL = 2**16
+CPU = torch.device("cpu")
 
 
-def prepare_process(threads: int) -> None:
-    """Give torch so many threads, keep freed memory for the next step, and take large tensors from huge pages."""
+def prepare_process(threads: int, device: torch.device = CPU) -> None:
+    """Give torch so many threads, keep freed memory for the next step, and take large tensors from huge pages.
+
+    On a GPU, have it compute the same bits each time.
+    """
     torch.set_num_threads(threads)
     keep_freed_memory()
     prefer_huge_pages()
+    if device.type == "cuda":
+        compute_exactly()
+
+
+def compute_exactly() -> None:
+    """Let a GPU compute in full float32, by kernels that give the same bits each time.
+
+    torch warns of an operation that has no such kernel, and goes on. cuBLAS reads the variable when it starts.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.benchmark = False  # it would choose kernels by their time
+    torch.backends.cudnn.allow_tf32 = False  # 10 bits of a product's 23
+    torch.backends.cuda.matmul.allow_tf32 = False
 
 
 def prepare_small_process(threads: int) -> None:

@@ -14,6 +14,7 @@ from fsl_sage.engines.base import Setup
 from fsl_sage.engines.process import prepare_process
 from fsl_sage.engines.worker import Worker
 from fsl_sage.roles.server_jobs import Job
+from fsl_sage.roles.work import Settings
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -25,10 +26,9 @@ class Threads:
     def __init__(self, setup: Setup) -> None:
         config = setup.settings.config
         self._settings = setup.settings
-        # Threads share torch's CPU generator, so a model that draws in forward runs one client at a time.
-        count = 1 if setup.settings.draws else min(config.workers or os.cpu_count() or 1, len(setup.examples))
+        count = number_of_workers(setup.settings, len(setup.examples))
         self._threads_before = torch.get_num_threads()
-        prepare_process(config.threads)
+        prepare_process(config.threads, setup.settings.device)
         self.workers = [Worker(setup) for _ in range(count)]
         self._free: SimpleQueue[Worker] = SimpleQueue()
         for worker in self.workers:
@@ -62,3 +62,14 @@ class Threads:
         interrupted = isinstance(sys.exc_info()[1], KeyboardInterrupt)
         self._pool.shutdown(wait=not interrupted, cancel_futures=True)
         torch.set_num_threads(self._threads_before)
+
+
+def number_of_workers(settings: Settings, clients: int) -> int:
+    """How many clients train side by side: by default as many as there are cores, or one on a GPU.
+
+    Threads share torch's generator, so a model that draws in forward trains one client at a time.
+    """
+    if settings.draws:
+        return 1
+    usual = (os.cpu_count() or 1) if settings.device.type == "cpu" else 1  # a GPU is one client's at a time
+    return min(settings.config.workers or usual, clients)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fsl_sage.config import Config
+from fsl_sage.devices import moved
 from fsl_sage.errors import InputError
 from fsl_sage.precision import dtype_of
 from fsl_sage.problems.base import Batch, Problem, Task
@@ -147,7 +148,7 @@ class TensorTask(Task):
         return {"test_loss": sums["loss"] / sums["count"], self._name: sums["score"] / sums["count"]}
 
     def _batch(self, x: Tensor, y: Tensor) -> Batch:
-        return Batch(x.to(self.device), {"y": y.to(self.device)})
+        return Batch(moved(x, self.device), {"y": moved(y, self.device)})
 
 
 def _precise(tensor: Tensor, config: Config) -> Tensor:

@@ -251,10 +251,10 @@ def settle(setup: Setup) -> Setup:
     """Prepare this process for the run: set torch's threads, and put everything on its own device."""
     carry_tensors_as_arrays()
     config = setup.settings.config
-    prepare_process(config.threads)
     # Ray shows a process only its own GPUs, numbered from 0.
     given = bool(ray.get_gpu_ids())
     device = pick_device(config.device.split(":")[0] if given or config.device != "auto" else "cpu")
+    prepare_process(config.threads, device)
     task = copy.copy(setup.settings.task)
     task.device = device
     modules = _on(device, setup.modules)

@@ -104,17 +104,19 @@ def lay_out(config: Config, clients: int, *, has_s_server: bool) -> Layout:
     """Fit the run to the cluster."""
     have = ray.cluster_resources()
     room = int(have.get("CPU", 0)) // config.threads
-    workers = min(config.workers or max(room, 1), clients)
+    gpus = int(have.get("GPU", 0))
+    usual = min(gpus or room, room) if config.device != "cpu" else room  # a GPU is one worker's, and the S-server's
+    workers = min(config.workers or max(usual, 1), clients)
     if workers > room:
         raise InputError(
             f"--workers {workers} with --threads {config.threads} does not fit on the cluster, which has "
             f"{have.get('CPU', 0):g} CPUs: give fewer workers, or add machines."
         )
-    gpus = _gpus(config, int(have.get("GPU", 0)), workers + has_s_server)
-    return Layout(workers, config.threads, gpus, has_s_server)
+    return Layout(workers, config.threads, _share(config, gpus, workers + has_s_server), has_s_server)
 
 
-def _gpus(config: Config, have: int, actors: int) -> float:
+def _share(config: Config, have: int, actors: int) -> float:
+    """The share of a GPU that each actor gets."""
     if config.ray_num_gpus is not None:
         if config.ray_num_gpus * actors > have:
             raise InputError(

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fsl_sage.devices import moved
 from fsl_sage.problems.base import Batch
 from fsl_sage.problems.classification import Classes
 from fsl_sage.problems.images.augment import Augment, normalise
@@ -58,8 +59,8 @@ class Classification(Classes):
         return self._batch(self.data.test.x[chosen], self.data.test.y[chosen])
 
     def _batch(self, x: Tensor, y: Tensor) -> Batch:
-        x = normalise(x.to(self.device), self.data.mean, self.data.std).to(self.dtype)
-        return Batch(x, {"labels": y.to(self.device)})
+        x = normalise(moved(x, self.device), self.data.mean, self.data.std).to(self.dtype)
+        return Batch(x, {"labels": moved(y, self.device)})
 
 
 def _fits(data: ImageData, device: torch.device) -> bool:

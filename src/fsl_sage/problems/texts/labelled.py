@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fsl_sage.config import Config
+from fsl_sage.devices import moved
 from fsl_sage.models import make_text_classifier, usual_text_cut
 from fsl_sage.problems.base import Batch, Problem
 from fsl_sage.problems.classification import Classes, class_weights
@@ -81,8 +82,8 @@ class TextClassification(Classes):
 
     def _batch(self, texts: Texts, indices: Tensor) -> Batch:
         tokens, mask = texts.padded(indices, self.sizes.length, self.sizes.padding)
-        inputs = {"input_ids": tokens.to(self.device), "attention_mask": mask.to(self.device)}
-        return Batch(inputs, {"labels": texts.y[indices].to(self.device)})
+        inputs = {"input_ids": moved(tokens, self.device), "attention_mask": moved(mask, self.device)}
+        return Batch(inputs, {"labels": moved(texts.y[indices], self.device)})
 
 
 class LabelledTextProblem(Problem):

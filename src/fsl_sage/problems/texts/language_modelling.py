@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fsl_sage.devices import moved
 from fsl_sage.problems.base import Batch, Task
 from fsl_sage.problems.texts.frugal_loss import frugal_cross_entropy
 from fsl_sage.problems.texts.texts import TextData
@@ -146,8 +147,8 @@ class LanguageModelling(Task):
         return {"test_accuracy": sums["correct"] / sums["count"], "test_loss": loss, "test_perplexity": perplexity}
 
     def _batch(self, tokens: Tensor, labels: Tensor, mask: Tensor) -> Batch:
-        target = {"labels": labels.to(self.device), "mask": mask.to(self.device)}
-        return Batch({"input_ids": tokens.to(self.device)}, target)
+        target = {"labels": moved(labels, self.device), "mask": moved(mask, self.device)}
+        return Batch({"input_ids": moved(tokens, self.device)}, target)
 
     def _shapes(self, indices: Tensor) -> Batch:
         longest = self.longest
