@@ -34,8 +34,8 @@ STUDIES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "adam": ("cpu/family",),
         "joint": ("cpu/family", "--algorithms", "splitfed-ss", "--joint-step"),
         "heron": ("cpu/family", "--algorithms", "heron-sfl", *HERON),
-        "sgd": ("cpu/family-sgd",),
     },
+    "family-sgd": {"": ("cpu/family-sgd",)},
     "niid-bench": {"": ("cpu/niid-bench",)},
     "cifar10-10k-choices": {
         "base": (f"cpu/{IMAGES}", *TRIAL),

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from io import BytesIO
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -99,7 +100,9 @@ def pages(
         for axes in grid[len(part) :]:
             axes.set_axis_off()
         if legend:
-            figure.legend(handles=list(legend), loc="outside upper center", ncols=_columns(len(legend), columns))
+            names = [str(handle.get_label()) for handle in legend]
+            ncols = _columns(names, figure.get_figwidth())
+            figure.legend(handles=list(legend), loc="outside upper center", ncols=ncols)
         yield Drawing(name if page == 0 else f"{name}-{page + 1}", caption, figure)
 
 
@@ -111,10 +114,19 @@ def give_title(figure: Figure, title: str) -> None:
         figure.suptitle(literal(title), fontsize=11)
 
 
-def _columns(entries: int, panels: int) -> int:
-    """As many columns as fit above the panels, evenly filled."""
-    most = 4 if panels == 1 else 3 * panels
-    return math.ceil(entries / math.ceil(entries / most))
+_HANDLE, _LETTER = 0.62, 0.078
+"""Inches that an entry of a legend takes: its line with the space around it, and a letter of its name."""
+
+
+def _columns(names: Sequence[str], width: float) -> int:
+    """As many columns of a legend as fit into so many inches, evenly filled."""
+    for columns in range(len(names), 1, -1):
+        rows, longer = divmod(len(names), columns)  # the first columns have one row more
+        starts = [place * rows + min(place, longer) for place in range(columns + 1)]
+        longest = [max(map(len, names[start:end])) for start, end in pairwise(starts)]
+        if columns * _HANDLE + sum(longest) * _LETTER <= width:
+            return math.ceil(len(names) / math.ceil(len(names) / columns))
+    return 1
 
 
 def legend_of(algorithms: Sequence[str]) -> list[Line2D]:

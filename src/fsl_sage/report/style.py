@@ -33,8 +33,8 @@ def style(algorithm: str) -> Style:
     """An algorithm's look, the same in every figure."""
     place = place_of(algorithm)
     dash = _DASHES[place] if place < len(_DASHES) else "dashdot"
-    if algorithm != algorithm_of(algorithm):  # a variant has the algorithm's colour
-        dash = "dot"
+    if algorithm != algorithm_of(algorithm):  # a variant has the algorithm's colour alone
+        place, dash = place + len(_MARKERS) // 2, "dot"
     return Style(title_of(algorithm), colour_of(algorithm), _MARKERS[place % len(_MARKERS)], dash)
 
 
