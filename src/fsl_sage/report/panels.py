@@ -114,7 +114,7 @@ def give_title(figure: Figure, title: str) -> None:
         figure.suptitle(literal(title), fontsize=11)
 
 
-_HANDLE, _LETTER = 0.62, 0.078
+_HANDLE, _LETTER = 0.7, 0.08
 """Inches that an entry of a legend takes: its line with the space around it, and a letter of its name."""
 
 
