@@ -65,6 +65,7 @@ def small_fashion(file, monkeypatch):
     np.savez(file, x=x[:train], y=y[:train], x_test=x[train:], y_test=y[train:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heading", sections())
 def test_the_examples_run_as_they_stand(place, heading, capsys):
     if "`datasets`" in heading:

@@ -65,6 +65,7 @@ def assert_same_run(a, b):
     assert lines[0] == lines[1]
 
 
+@pytest.mark.slow
 def test_the_page_is_short_and_its_commands_run(folder):
     assert len(CODE.splitlines()) < 60
     assert [words.split()[1] for words in COMMANDS] == ["run", "run", "cost", "compare"]
@@ -115,6 +116,7 @@ print(json.dumps({**shown, "runs": [str(result.directory) for result in results]
 """
 
 
+@pytest.mark.slow
 def test_as_a_file_of_the_package_it_has_a_name(tmp_path):
     """One file more in the folder of algorithms, and nothing else: there is `--algorithm anchored` everywhere."""
     package = tmp_path / "site" / "fsl_sage"

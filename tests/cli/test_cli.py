@@ -71,6 +71,7 @@ def test_what_texts_have_by_default_may_be_varied():
     assert "batch-size4" in done.stdout.replace("\n", "")
 
 
+@pytest.mark.slow
 def test_run_as_the_docs_say(tmp_path):
     out = tmp_path / "run"
     options = """run --algorithm fsl-sage --model.name small-cnn --data.name cifar10-mini --data.partition dirichlet
@@ -107,6 +108,7 @@ def test_cost_json_at_the_papers_setting():
     assert "138,687,040" in table
 
 
+@pytest.mark.slow
 def test_kill_and_resume(tmp_path):
     """kill -9 at three moments; the resumed run is the run that was never killed."""
     whole = tmp_path / "whole"
@@ -165,6 +167,7 @@ def test_a_limit_to_the_size_of_files_is_said_and_lifted_the_run_goes_on(tmp_pat
 KEPT = "The last checkpoint is kept: fix that, then continue with 'fsl-sage resume"
 
 
+@pytest.mark.slow
 def test_an_output_that_cannot_be_written_is_no_traceback(tmp_path):
     with open("/dev/full", "w") as full:
         done = subprocess.run(

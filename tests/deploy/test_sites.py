@@ -78,6 +78,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Deployment, Record
     return deployment, replies[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -185,6 +186,7 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(laying, "IN_A_MESSAGE", 1024)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("large")
 def test_large_weights_come_in_chunks_that_a_lost_message_does_not_lose(tmp_path: Path) -> None:
     deployment = language(tmp_path, rounds=1)
@@ -315,6 +317,7 @@ def test_frozen_weights_that_a_site_has_lost_come_again_and_a_lost_state_is_refu
     assert "does not have the client's state after round 2" in metrics[3]["failures"]["1"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("large")
 def test_a_frozen_weight_that_was_damaged_on_a_sites_disk_is_noticed_before_a_run(tmp_path: Path) -> None:
     deployment = language(tmp_path, rounds=1)

@@ -66,6 +66,7 @@ def cells_of(notebook):
     return ["".join(cell["source"]) for cell in found["cells"] if cell["cell_type"] == "code"]
 
 
+@pytest.mark.slow
 @pytest.mark.drawn
 def test_the_notebook_runs_from_its_first_cell_to_its_last(elsewhere, capsys, monkeypatch):
     matplotlib.use("agg")

@@ -69,6 +69,7 @@ def with_frozen_start(classes, channels):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factory", [vit, with_frozen_start])
 def test_bytes_of_a_transformers_cuts_are_those_of_the_cost_there(factory, monkeypatch):
     monkeypatch.setitem(MODELS, "own", factory)

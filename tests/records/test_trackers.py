@@ -36,6 +36,7 @@ def test_tensorboard(tiny):
     assert seen == pytest.approx([line["test_accuracy"] for line in result.metrics])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_mlflow(tiny, tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow")

@@ -67,6 +67,7 @@ def test_any_file(folder, told):
     assert told("config.json", "[" * 100_000) == ["bad is left out: config.json is damaged."]
 
 
+@pytest.mark.slow
 def test_any_metric(folder, told):
     lines = [json.loads(line) for line in (folder / "bad" / "metrics.jsonl").read_text().splitlines()]
     for name, value in METRICS.values():
@@ -77,6 +78,7 @@ def test_any_metric(folder, told):
     ]
 
 
+@pytest.mark.slow
 def test_any_option(folder, told):
     written = json.loads((folder / "bad" / "config.json").read_text())
     for value in STRANGE:

@@ -123,6 +123,7 @@ def test_many_settings_are_spread_over_several_figures(tmp_path):
     assert len([axes for axes in drawn["accuracy-gib-2"].figure.axes if axes.axison]) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.drawn
 def test_the_report_is_figures_tables_and_a_page_that_needs_nothing_else(tmp_path):
     write_run(tmp_path / "a", made_up_config("fsl-sage"))
@@ -166,6 +167,7 @@ def test_an_accuracy_above_one_is_no_target(tmp_path):
         write_report(tmp_path / "grid", tmp_path / "report", ReportOptions(target=(50.0,)))
 
 
+@pytest.mark.slow
 @pytest.mark.drawn
 def test_a_report_of_two_hundred_runs(tmp_path):
     write_grid(tmp_path / "grid", seeds=11, partitions=("iid", 1.0, 0.1))

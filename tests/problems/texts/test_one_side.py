@@ -31,6 +31,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", CHANGES)
 def test_each_part_alone_has_the_bits_of_a_whole_setup(tmp_path: Path, family: str) -> None:
     config = from_dict(merge(options_for(tmp_path, family.partition(",")[0]), CHANGES[family]))

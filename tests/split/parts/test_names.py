@@ -103,6 +103,7 @@ def test_an_auxiliary_of_ones_own_may_use_any_name() -> None:
     assert made(split.client(IMAGES)).shape == (3, 10)
 
 
+@pytest.mark.slow
 def test_it_trains_and_its_costs_are_known(tmp_path: Path) -> None:
     config = Config(
         clients=2,
