@@ -39,13 +39,15 @@ def make_optimizer(
 
 
 def state_shapes(name: OptimizerName, weights: Mapping[str, Tensor], momentum: float) -> dict[str, Tensor]:
-    """What an optimizer remembers of weights after a step, besides step counters: shapes by "weight's name/entry"."""
-    entries = {"sgd": ("momentum_buffer",) if momentum else ()}.get(name, ("exp_avg", "exp_avg_sq"))
-    return {
-        f"{weight}/{entry}": torch.empty_like(tensor, device="meta", requires_grad=False)
-        for weight, tensor in weights.items()
-        for entry in entries
-    }
+    """What an optimizer remembers of weights after a step: shapes by "weight's name/entry"; Adam counts its steps."""
+    entries = {"sgd": ("momentum_buffer",) if momentum else ()}.get(name, ("step", "exp_avg", "exp_avg_sq"))
+
+    def shape(weight: Tensor, entry: str) -> Tensor:
+        if entry == "step":
+            return torch.empty((), dtype=torch.float32, device="meta")
+        return torch.empty_like(weight, device="meta", requires_grad=False)
+
+    return {f"{path}/{entry}": shape(weight, entry) for path, weight in weights.items() for entry in entries}
 
 
 def in_layout_of(weight: Tensor, tensor: Tensor) -> Tensor:

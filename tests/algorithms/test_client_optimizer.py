@@ -38,8 +38,46 @@ def test_nothing_is_stored(tiny):
         federation.engine.close()
 
 
-def test_resume(tiny, monkeypatch):
-    changes = {"algorithm": "splitfed-ms", "client_optimizer": "reset", "rounds": 3, "cohort": 0.67}
+@pytest.mark.parametrize("algorithm", ["fsl-sage", "fedavg"])
+def test_the_average_of_one_clients_optimizer_is_its_own(tiny, algorithm):
+    few = {"algorithm": algorithm, "clients": 1, "local_steps": 2, "data": {"train_images": 60}}
+    assert_same(*(final_weights(tiny(client_optimizer=each, **few)) for each in ("keep", "average")))
+
+
+def test_an_averaged_optimizer_travels_and_is_billed_apart_and_nothing_is_stored(tiny):
+    config = tiny(algorithm="cse-fsl", client_optimizer="average", local_steps=1)
+    setup = make_setup(config)
+    federation = Federation(setup, LocalEngine(setup))
+    federation.play_round(0, [0, 1, 2])
+    assert not any(federation.engine._clients.values())
+    billed = {entry.kind: 0 for entry in federation.ledger.entries(0)}
+    for entry in federation.ledger.entries(0):
+        billed[entry.kind] += entry.bytes
+    trained = sum(
+        setup.initial[part][name].nbytes for part in ("client", "auxiliary") for name in setup.settings.trained[part]
+    )
+    assert billed["optimizer state"] == 3 * 2 * 2 * trained  # of 3 clients, up and down, Adam's two moments
+    federation.engine.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"algorithm": "splitfed-ms"}, "for each client"),
+        ({"algorithm": "fedgkt"}, "averages no weights"),
+        ({"algorithm": "sl"}, "--hands-on-optimizer"),
+        ({"algorithm": "adaptsfl"}, "several rounds without an average"),
+        ({"algorithm": "fedavg", "averaging": {"rule": "median"}}, "let through the one client"),
+    ],
+)
+def test_averages_of_optimizers_are_refused_where_they_make_no_sense(tiny, changes, reason):
+    with pytest.raises(InputError, match=f"--client-optimizer average cannot run with .*{reason}"):
+        run(tiny(client_optimizer="average", **changes))
+
+
+@pytest.mark.parametrize(("algorithm", "optimizer"), [("splitfed-ms", "reset"), ("fsl-sage", "average")])
+def test_resume(tiny, monkeypatch, algorithm, optimizer):
+    changes = {"algorithm": algorithm, "client_optimizer": optimizer, "rounds": 3, "cohort": 0.67}
     whole = run(tiny(**changes)).directory
     config = tiny(**changes)
     interrupt_after(monkeypatch, 2)

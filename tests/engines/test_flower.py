@@ -128,11 +128,13 @@ AVERAGING = {
         {"codec": CODECS, "cohort": 0.67, "rounds": 4, "data": {"partition": "dirichlet", "alpha": 0.5}},
         {"codec": {"preset": "small", "activations": "cached-int4+zstd"}, "align_every": 2, "rounds": 3},
         {"model": {"auxiliary": "ridge:9"}, "hold": 0.5, "cohort": 0.67, "rounds": 4, "codec": {"auxiliary": "int8"}},
+        {"algorithm": "cse-fsl", "client_optimizer": "average", "cohort": 0.67, "rounds": 3},
         {"alignment": {"loss": "cosine"}, "align_every": 2, "rounds": 3},
     ],
     ids=[
         *("fsl-sage", "warm", "lazy", "cse-fsl", "fedavg", "cohort", "smoothing", "local-auxiliary", "float64"),
-        *("heron-sfl", "local-loss", "fedavg-averaging", "fsl-sage-averaging", "codecs", "cached", "ridge", "cosine"),
+        *("heron-sfl", "local-loss", "fedavg-averaging", "fsl-sage-averaging", "codecs", "cached", "ridge"),
+        *("averaged-optimizers", "cosine"),
     ],
 )
 def test_bits_ledger_and_metrics_are_those_of_the_local_engine(deploy, changes):

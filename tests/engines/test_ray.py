@@ -139,6 +139,7 @@ def test_bits_are_those_of_the_local_engine(small, on_ray, assert_like_local, al
             "averaging": {"control_variates": True, "proximal": 0.1, "optimizer": "yogi"},
         },
         {"algorithm": "splitfed-ms", "averaging": {"rule": "clipped"}},
+        {"algorithm": "fsl-sage", "client_optimizer": "average", "cohort": 0.6, "rounds": 3},
         {"codec": CODECS, "cohort": 0.6, "rounds": 3},
         {"codec": {**CODECS, "gradients": "int8+zstd"}, "algorithm": "splitfed-ss"},
         {"model": {"auxiliary": "ridge:9"}, "hold": 0.5, "alignment": {"scope": "client"}, "cohort": 0.6, "rounds": 3},

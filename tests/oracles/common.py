@@ -211,6 +211,8 @@ class FServer:
         self.optimizers = {part: FedOpt(given, part) for part in self.newest}
         self.controls = {part: zeros_of_trained(given, part) for part in self.newest} if given.scaffold else {}
         """SCAFFOLD's c."""
+        self.moments: dict[str, list[Tensors]] = {}
+        """By part, for each of its trained weights: the mean of what the optimizers of the last cohort remember."""
 
     def first_download(self) -> None:
         """Before round 0: all that a client holds."""
@@ -223,6 +225,9 @@ class FServer:
         """At the start of a client's round, if there is a newer average than its own. Who was there in the round that
         made it has paid already."""
         start_optimizers(self.given, client.optimizers.values())
+        for part, moments in self.moments.items():
+            for weight, mean in zip(trained(client.parts[part]), moments, strict=True):
+                client.optimizers[part].state[weight] = {name: value.clone() for name, value in mean.items()}
         comes_first = client.last_round is None
         if self.is_due(t, client):
             for part, tensors in self.newest.items():
@@ -257,6 +262,8 @@ class FServer:
         if not cohort or not averages_within(self.every, t, t + 1):
             return
         for part in self.newest:
+            if self.given.averages_optimizers:
+                self.moments[part] = self.mean_moments(part, cohort)
             mean = average_part(self.given, part, cohort)
             self.newest[part] = self.optimizers[part].step(self.newest[part], mean)
             if self.given.scaffold:
@@ -264,6 +271,25 @@ class FServer:
         for client in cohort:
             self.bill("up", t, client)
             self.bill("down", t, client)
+
+    def mean_moments(self, part: str, cohort: list[Client]) -> list[Tensors]:
+        """Moments are averaged like weights; a counter of steps becomes the largest."""
+        total = sum(self.given.weights[client.number] for client in cohort)
+        means = []
+        for weights in zip(*(trained(client.parts[part]) for client in cohort), strict=True):
+            states = [client.optimizers[part].state[own] for client, own in zip(cohort, weights, strict=True)]
+            mean: Tensors = {}
+            for name in states[0]:
+                if states[0][name] is None:
+                    continue
+                shares = [self.given.weights[client.number] / total for client in cohort]
+                values = [state[name] for state in states]
+                if name == "step":
+                    mean[name] = max(values)
+                else:
+                    mean[name] = sum(share * value for share, value in zip(shares, values, strict=True))
+            means.append(mean)
+        return means
 
     def move_control(self, part: str, changes: list[Tensors]) -> None:
         """SCAFFOLD: c moves by the changes of the c_i, over the number of all clients. So it stays their mean."""
@@ -278,6 +304,9 @@ class FServer:
                 self.ledger.bill(t, client.number, direction, kind, self.newest[part].values())
                 # the change of c_i on the way up, c on the way down: of the same size
                 self.ledger.bill(t, client.number, direction, "control", self.controls.get(part, {}).values())
+                for moments in self.moments.get(part, []):
+                    arrays = [value for name, value in moments.items() if name != "step"]
+                    self.ledger.bill(t, client.number, direction, "optimizer state", arrays)
 
     def all_controls(self, clients: list[Client]) -> dict[int, dict[str, Tensors]]:
         """For `Found`: c_i of those who have one, and c as that of client -1."""

@@ -120,6 +120,8 @@ class Given:
     """Of an auxiliary that clients train."""
     momentum: float = 0.9
     resets_optimizers: bool = False
+    averages_optimizers: bool = False
+    """Whether what the optimizers of averaged parts remember is averaged with the weights, and comes down with them."""
     """Whether a client starts each of its rounds (SL, CPSL: turns) with a new optimizer, and so does the copy of the
     server part that is its own."""
     upload_every: int = 2

@@ -211,6 +211,7 @@ def given_for(
         auxiliary_weight_decay=optimizer.weight_decay if decay is None else decay,
         momentum=optimizer.momentum,
         resets_optimizers=config.client_optimizer == "reset",
+        averages_optimizers=config.client_optimizer == "average",
         proximal=averaging.proximal or 0.0,
         f_server_optimizer=f_server_optimizer,
         scaffold=averaging.control_variates,

@@ -16,7 +16,7 @@ from fsl_sage.alignment.dataset import AlignmentData, Upload
 from fsl_sage.config import Config
 from fsl_sage.engines import base as engine_base
 from fsl_sage.problems.base import Batch
-from fsl_sage.roles import averaging, corrections, fed_opt, s_server
+from fsl_sage.roles import averaging, corrections, f_server, fed_opt, s_server
 from fsl_sage.roles import client as client_role
 from fsl_sage.roles.client import Client
 from fsl_sage.roles.f_server import FServer
@@ -73,7 +73,7 @@ def lost_optimizer_state(patch: Patch) -> None:
 
 def kept_optimizer_state(patch: Patch) -> None:
     """Clients start a round with the state of the round before, though they should not."""
-    patch.setattr(Settings, "keeps_optimizers", True)
+    patch.setattr(Settings, "keeps_optimizer", lambda self, averaged: True)
 
 
 def copies_keep_their_state(patch: Patch) -> None:
@@ -82,7 +82,7 @@ def copies_keep_their_state(patch: Patch) -> None:
 
     def keep(self: SServer) -> None:
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(Settings, "keeps_optimizers", True)
+            inner.setattr(Settings, "keeps_optimizer", lambda self, averaged: True)
             average(self)
 
     patch.setattr(SServer, "average_copies", keep)
@@ -431,6 +431,32 @@ def test_the_oracle_notices(subject, monkeypatch, algorithm, fault):
 )
 def test_the_oracle_notices_an_optimizer_that_was_not_new(subject, monkeypatch, algorithm, fault):
     notices(subject(DIRICHLET, algorithm=algorithm, client_optimizer="reset", rounds=2), monkeypatch, fault)
+
+
+def optimizers_counted_alike(patch: Patch) -> None:
+    """The mean of optimizers' states does not weigh clients by their examples."""
+    mean = f_server.mean_state
+    patch.setattr(f_server, "mean_state", lambda states, weights: mean(states, [1.0] * len(weights)))
+
+
+def averaged_step_counters(patch: Patch) -> None:
+    """Adam's counter of steps is averaged too, and no longer the largest."""
+    patch.setattr(f_server, "mean_state", averaging.average)
+
+
+def optimizers_not_taken_over(patch: Patch) -> None:
+    """What came down for the optimizers is not used."""
+    patch.setattr(Client, "set_optimizer_state", lambda self, part, state: None)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [optimizers_counted_alike, averaged_step_counters, optimizers_not_taken_over],
+    ids=lambda value: value.__name__,
+)
+def test_the_oracle_notices_in_an_average_of_optimizers(subject, monkeypatch, fault):
+    # Batches of 4 make 6 steps of 22 images, and 5 of 21.
+    notices(subject(DIRICHLET, algorithm="fedavg", client_optimizer="average", batch_size=4), monkeypatch, fault)
 
 
 AVERAGING_FAULTS: dict[str, list[Callable[[Patch], None]]] = {

@@ -143,6 +143,21 @@ def test_new_optimizers_in_every_round(subject, algorithm):
     )
 
 
+AVERAGED = {
+    "fedavg": {},
+    "cse-fsl": {"optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.9}},
+    "fsl-sage": {"local_auxiliary": True},
+    "splitfed-ss": {"averaging": {"weighting": "uniform"}},
+}
+"""Algorithms whose optimizers are averaged with the weights; an auxiliary that is a client's own keeps its own."""
+
+
+@pytest.mark.parametrize("algorithm", AVERAGED)
+def test_averaged_optimizers(subject, algorithm):
+    setting = SETTINGS["Dirichlet, cohort 2 of 3"]
+    check(subject(setting, AVERAGED[algorithm], algorithm=algorithm, client_optimizer="average"))
+
+
 @pytest.mark.parametrize("averaging", AVERAGING)
 def test_averages_and_corrections(subject, averaging):
     check(subject(SETTINGS["Dirichlet, cohort 2 of 3"], AVERAGING[averaging], algorithm="fedavg"))

@@ -32,6 +32,7 @@ class AdaptSFL(JointSplitFed):
     Options = AdaptSFLOptions
     options: AdaptSFLOptions
     one_cut_because = ""
+    own_optimizers_because = "its clients may go several rounds without an average, and differ in what they hold"
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)

@@ -68,6 +68,8 @@ class Algorithm(ABC):
     """Whether it can run a U-shape, whose last part, the head, is back at the client."""
     one_cut_because: ClassVar[str] = "its F-server averages client parts of the same layers"
     """Why all clients have the same cut; empty where each may have its own."""
+    own_optimizers_because: ClassVar[str | None] = None
+    """Why what clients' optimizers remember cannot be averaged with the weights; None where it can."""
     client_cuts: tuple[str, ...] = ()
     """The cut of each client, where each has its own."""
     client_memories: tuple[float, ...] = ()
@@ -129,8 +131,14 @@ class Algorithm(ABC):
         """Whether a run may send fewer bytes than `fsl-sage cost` says, because that depends on what was learnt."""
         return False
 
+    @property
+    def sends_optimizers(self) -> bool:
+        """Whether what clients' optimizers remember of averaged parts goes to the F-server and comes back averaged."""
+        return self.config.client_optimizer == "average" and self.own_optimizers_because is None
+
     def check(self) -> None:
         """Raise an InputError for options that cannot run together. `fsl-sage cost` does not need it."""
+        self._check_optimizers()
         for name, reason in self.without_averaging.items():
             if getattr(self.averaging, name) != getattr(AveragingConfig(), name):
                 raise InputError(
@@ -155,6 +163,22 @@ class Algorithm(ABC):
             raise InputError(
                 f"Control variates cannot run with --averaging.rule {self.averaging.rule}: the mean of the controls "
                 "would let through the one client that the rule is to stop. Give --averaging.rule mean."
+            )
+
+    def _check_optimizers(self) -> None:
+        """Refuse averages of optimizers where there are none to be averaged, or no mean."""
+        if self.config.client_optimizer != "average":
+            return
+        if self.own_optimizers_because is not None:
+            raise InputError(
+                f"--client-optimizer average cannot run with {self.config.algorithm}: {self.own_optimizers_because}. "
+                "Give --client-optimizer keep or reset."
+            )
+        if self.averaging.rule != "mean":
+            raise InputError(
+                f"--client-optimizer average cannot run with --averaging.rule {self.averaging.rule}: the mean of the "
+                "optimizers would let through the one client that the rule is to stop. Give --client-optimizer keep "
+                "or reset."
             )
 
     def remark(self) -> str | None:

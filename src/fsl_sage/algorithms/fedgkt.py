@@ -52,6 +52,7 @@ class FedGKT(Algorithm):
     options: FedGKTOptions
     uses = ("model.auxiliary", "optimizer.auxiliary_weight_decay", "optimizer.server_lr")
     one_cut_because = "its S-server learns from features of one shape"
+    own_optimizers_because = "it averages no weights"
     waits = False
     averaged = ()
     own_parts = ("client", "auxiliary")

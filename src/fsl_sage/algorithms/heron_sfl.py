@@ -27,6 +27,7 @@ class HERONSFL(CSEFSL):
 
     title = "HERON-SFL"
     colour = "#17508A"
+    own_optimizers_because = "its clients have no optimizer: they move along random directions"
     without_averaging = dict.fromkeys(
         ("proximal", "control_variates"), "its clients take no gradient steps that could be corrected"
     )

@@ -21,6 +21,7 @@ class LocalLoss(Algorithm):
 
     title = "Local loss"
     colour = "#8C564B"
+    own_optimizers_because = "its S-server has a model, and an optimizer of it, for each client"
     Options = LocalLossOptions
     options: LocalLossOptions
     uses = (

@@ -42,6 +42,7 @@ class LocFedMixSL(JointSplitFed):
 
     title = "LocFedMix-SL"
     colour = "#B05FD0"
+    own_optimizers_because = "its clients may go several rounds without an average"
     without_averaging = dict.fromkeys(("control_variates",), "its clients may go several rounds without an average")
     Options = LocFedMixSLOptions
     options: LocFedMixSLOptions

@@ -1,17 +1,9 @@
 """What split learning in turn and CPSL have in common: x_c goes from turn to turn, over the F-server."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-
-from fsl_sage.algorithms.base import LocalRound
 from fsl_sage.algorithms.splitfed import SplitFed
 from fsl_sage.errors import InputError
-from fsl_sage.roles.averaging import average
-from fsl_sage.roles.protocols import ClientRole, FServerRole, Update
-from fsl_sage.wire.message import OPTIMIZER_STATE, Tensors
-from fsl_sage.wire.paths import below, flat
 
 
 @dataclass(frozen=True)
@@ -34,6 +26,7 @@ class Relay(SplitFed):
     own_copy = False
     in_turn = True
     one_cut_because = "it hands one client part on from turn to turn"
+    own_optimizers_because = "its clients take turns, and --hands-on-optimizer hands the optimizer on"
 
     def check(self) -> None:
         """Refuse a new optimizer in every round where its state is handed on."""
@@ -44,31 +37,7 @@ class Relay(SplitFed):
                 "optimizer and with that of the turn before. Give one of them."
             )
 
-    def local_round(self, client: ClientRole, t: int) -> LocalRound:
-        """The steps of one turn, with the optimizer's state of the turn before, where that is handed on."""
-        handed_on = client.received_extra.get(OPTIMIZER_STATE, {})
-        for part in self.averaged:
-            client.set_optimizer_state(part, below(f"{part}/", handed_on))
-        yield from super().local_round(client, t)
-
-    def on_update(self, client: ClientRole, t: int) -> Mapping[str, Tensors]:
-        """The optimizer's state goes up with x_c."""
-        if not self.options.hands_on_optimizer:
-            return {}
-        state = flat({part: client.optimizer_state(part) for part in self.averaged})
-        return {OPTIMIZER_STATE: state} if state else {}  # SGD without momentum remembers nothing
-
-    def aggregate(self, f_server: FServerRole, updates: Sequence[Update]) -> dict[str, Tensors]:
-        """What the turn has left, the mean where it had several clients, for the next turn."""
-        updates = sorted(updates, key=lambda update: update.client)
-        states = [update.extra[OPTIMIZER_STATE] for update in updates if OPTIMIZER_STATE in update.extra]
-        if states:
-            weights = [f_server.client_weights[update.client] for update in updates]
-            f_server.sends[OPTIMIZER_STATE] = _mean_state(states, weights)
-        return super().aggregate(f_server, updates)
-
-
-def _mean_state(states: Sequence[Tensors], weights: Sequence[float]) -> Tensors:
-    """The weighted mean of moments and momentum; of step counters, which have no dimension, the largest."""
-    counters = {path: [state[path] for state in states] for path, tensor in states[0].items() if tensor.dim() == 0}
-    return average(states, weights) | {path: torch.stack(values).amax(0) for path, values in counters.items()}
+    @property
+    def sends_optimizers(self) -> bool:
+        """The state of the client part's optimizer goes from turn to turn with x_c."""
+        return self.options.hands_on_optimizer

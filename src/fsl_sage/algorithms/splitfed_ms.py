@@ -13,6 +13,7 @@ class SplitFedMS(SplitFed):
     title = "SplitFed-MS"
     colour = "#009E73"
     own_copy = True
+    own_optimizers_because = "its S-server has a model, and an optimizer of it, for each client"
 
     def end_of_round(self, server: SServerRole, t: int) -> Iterator[tuple[int, Message]]:
         """Average the copies; no message to anyone."""

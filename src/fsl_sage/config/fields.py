@@ -253,9 +253,10 @@ class Config:
     """A fixed number K of local steps in a round instead of epochs."""
     cohort: float = 1.0
     """The fraction of the clients that takes part in a round."""
-    client_optimizer: Literal["keep", "reset"] = "keep"
-    """A client's optimizer keeps its state (momentum, Adam's moments) from round to round, or is a new one in every
-    round, and nothing is stored. So is that of a server-side model of a client's own (splitfed-ms, local-loss)."""
+    client_optimizer: Literal["keep", "reset", "average"] = "keep"
+    """keep: a client's optimizer remembers momentum and Adam's moments from round to round. reset: it is a new one in
+    every round, and nothing is stored; so is that of a server-side model of a client's own (splitfed-ms, local-loss).
+    average: the moments travel with the weights and are averaged like them."""
     order: Literal["interleaved", "blocked", "arrival"] = "interleaved"
     """Order in which the S-server takes uploads: step by step, client after client, or as they come (ray)."""
     seed: int = 0

@@ -18,7 +18,8 @@ from fsl_sage.roles.protocols import ClientRole, Parts, Update
 from fsl_sage.roles.work import Settings
 from fsl_sage.wire.ends import ClientEnd
 from fsl_sage.wire.link import Link
-from fsl_sage.wire.message import CONTROL, PAUSE, Message, Tensors
+from fsl_sage.wire.message import CONTROL, OPTIMIZER_STATE, PAUSE, Message, Tensors
+from fsl_sage.wire.paths import below, flat
 from fsl_sage.wire.post import INITIAL, Renewal
 
 Uploads = dict[int, Message]
@@ -253,7 +254,10 @@ class Engine(ABC):
 
 
 def begun(algorithm: Algorithm, client: ClientRole, t: int) -> LocalRound:
-    """A client's local round, which is a generator."""
+    """A client's local round, which is a generator. Its optimizers start with what came down for them, if it did."""
+    remembered = client.received_extra.get(OPTIMIZER_STATE, {})
+    for part in _with_averaged_optimizers(algorithm, t):
+        client.set_optimizer_state(part, below(f"{part}/", remembered))
     local_round = algorithm.local_round(client, t)
     if not hasattr(local_round, "send"):
         raise InputError(
@@ -275,12 +279,21 @@ def advance(local_round: LocalRound, reply: Message | None, *, pauses: bool = Fa
 
 
 def sent_along(setup: Setup, client: ClientRole, t: int) -> dict[str, Tensors]:
-    """What goes to the F-server with a client's update: what the algorithm sends, and SCAFFOLD's controls."""
+    """What goes to the F-server with a client's update: what the algorithm sends, SCAFFOLD's controls, optimizers."""
     extra = dict(setup.algorithm.on_update(client, t))
+    parts = _with_averaged_optimizers(setup.algorithm, t)
+    if remembered := flat({part: client.optimizer_state(part) for part in parts}):  # plain SGD remembers nothing
+        extra[OPTIMIZER_STATE] = remembered
     if setup.settings.config.averaging.control_variates:
         always = setup.algorithm.averaged
         extra[CONTROL] = renew_controls(client, [part for part in setup.algorithm.averaged_in(t) if part in always])
     return extra
+
+
+def _with_averaged_optimizers(algorithm: Algorithm, t: int) -> list[str]:
+    """The parts whose optimizers' states go to the F-server with the weights in round t."""
+    always = algorithm.averaged if algorithm.sends_optimizers else ()
+    return [part for part in algorithm.averaged_in(t) if part in always]
 
 
 def coded_update(setup: Setup, end: ClientEnd, update: Update, received: Parts) -> Update:

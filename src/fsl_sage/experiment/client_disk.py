@@ -47,15 +47,13 @@ def state_bytes(setup: Setup) -> int:
     settings, algorithm = setup.settings, setup.algorithm
     config = settings.config
     moments = {"adam": 2, "adamw": 2}.get(config.optimizer.name, int(config.optimizer.momentum > 0))
-    if not settings.keeps_optimizers:
-        moments = 0
     pooled = config.alignment.scope == "pooled"
     whole = 0
     for part in algorithm.holds:
         weights = setup.initial[part]
         trained = nbytes({name: x for name, x in weights.items() if name in settings.trained[part]})
         if part in algorithm.trained_in(config.rounds):
-            whole += moments * trained
+            whole += moments * trained * settings.keeps_optimizer(averaged=part in algorithm.averaged)
             whole += trained * (config.averaging.control_variates and part in algorithm.averaged)
         if part in algorithm.averaged:
             whole += nbytes({name: x for name, x in weights.items() if name in settings.stays_local.get(part, ())})

@@ -348,11 +348,10 @@ class Planner:
         return nn.Parameter(torch.empty_like(tensor, device="meta"))
 
     def _training(self, trained: Sequence[Tensor]) -> int:
-        """Gradients, and what the optimizer remembers: Adam has a counter for each weight too."""
+        """Gradients, and what the optimizer remembers."""
         optimizer = self._config.optimizer
         weights = {str(number): tensor for number, tensor in enumerate(trained)}
-        counters = 0 if optimizer.name == "sgd" else 4 * len(trained)
-        return nbytes(weights) + nbytes(state_shapes(optimizer.name, weights, optimizer.momentum)) + counters
+        return nbytes(weights) + nbytes(state_shapes(optimizer.name, weights, optimizer.momentum))
 
     def _step(self, prepare: Callable[[nn.Module], None] | None = None, *, graph: bool = True) -> Step:
         def prepared(model: nn.Module) -> None:

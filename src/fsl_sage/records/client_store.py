@@ -56,6 +56,8 @@ class ClientStore(Mapping[int, Tensors]):
         self._memory: dict[int, Tensors] = {}
         self._sizes: dict[int, int] = {}
         """By client in memory, the bytes of what it shares with no other."""
+        self._held = 0
+        """Their sum: with thousands of clients it is not added up anew for each."""
         self._files: dict[int, list[str]] = {}
         """By client whose newest state is in files, their names."""
         self._named: set[str] = set()
@@ -105,16 +107,17 @@ class ClientStore(Mapping[int, Tensors]):
         own, common = self._parted(state)
         size = nbytes(own)
         with self._lock:
-            whole = sum(self._sizes.values()) - self._sizes.get(client, 0) + size
-            self._spilling |= self._directory is not None and whole > self._limit
+            self._held += size - self._sizes.get(client, 0)
+            self._sizes[client] = size
+            self._spilling |= self._directory is not None and self._held > self._limit
             if not self._spilling:
-                self._memory[client], self._sizes[client] = state, size
+                self._memory[client] = state
                 return
         names = [self._write(str(client), own)] if own else []
         names += [self._write_common(group, known) for group, known in common]
         with self._lock:
             self._memory.pop(client, None)
-            self._sizes.pop(client, None)
+            self._held -= self._sizes.pop(client, 0)
             before, self._files[client] = self._files.get(client, []), names
         for name in before:
             if name not in names and name not in self._named and not name.startswith("shared"):
@@ -168,6 +171,7 @@ class ClientStore(Mapping[int, Tensors]):
         self._common, self._opened = {}, {}
         self.share(group for state in states.values() for group in _groups(state))
         self._sizes = {client: nbytes(self._parted(state)[0]) for client, state in states.items()}
+        self._held = sum(self._sizes.values())
         self._named = {name for names in files.values() for name in names}
         self._tidy()
 

@@ -29,6 +29,12 @@ def average(states: Sequence[Tensors], weights: Sequence[float]) -> Tensors:
     return {name: _average_one(*_holders(name, states, weights)) for name in _names(states)}
 
 
+def mean_state(states: Sequence[Tensors], weights: Sequence[float]) -> Tensors:
+    """The mean of what optimizers remember: of moments and momentum; of step counters, numbers alone, the largest."""
+    counters = {path: [state[path] for state in states] for path, tensor in states[0].items() if tensor.dim() == 0}
+    return average(states, weights) | {path: torch.stack(values).amax(0) for path, values in counters.items()}
+
+
 def mean(states: Sequence[Tensors], weights: Sequence[float], start: Tensors) -> Tensors:
     """The weighted mean. One client with weights of 1e6 times the others' decides it."""
     return average(states, weights)

@@ -61,12 +61,13 @@ class Client(ClientRole):
         self._lr = settings.client_schedule()
         self._own: dict[str, Tensors] = {part: below(f"own/{part}/", state) for part in initial}
         self._parts: dict[str, Replica] = {}
+        self._averaged = averaged
         self._corrected = tuple(part for part in averaged if part in trains)
         for part, tensors in initial.items():
             slots = workbench.slots[part]
             weights = {**tensors, **slots.only(received.get(part, {})), **self._own[part]}
             replica = Replica(slots, weights, settings.optimizer_of(part) if part in trains else None)
-            if part in trains and settings.keeps_optimizers:
+            if part in trains and settings.keeps_optimizer(averaged=part in averaged):
                 replica.load_optimizer_state(below(f"optimizer/{part}/", state))
             self._parts[part] = replica
 
@@ -301,7 +302,7 @@ class Client(ClientRole):
         """What this client keeps for its next round besides the averaged weights, as one flat dict."""
         state = {f"extra/{name}": tensor for name, tensor in self.extra.items()}
         for part, replica in self._parts.items():
-            if self._settings.keeps_optimizers:
+            if self._settings.keeps_optimizer(averaged=part in self._averaged):
                 state |= {f"optimizer/{part}/{path}": tensor for path, tensor in replica.optimizer_state().items()}
             own = self._own[part]
             if replica.optimizer is not None:

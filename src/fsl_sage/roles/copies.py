@@ -55,7 +55,7 @@ class Copies:
         states = [self._replicas[client].weights() for client in clients]
         rule = RULES[self._settings.config.averaging.rule]
         average = rule(states, [client_weights[client] for client in clients], start)
-        if self._settings.keeps_optimizers:
+        if self._settings.keeps_optimizer(averaged=True):
             self.optimizers |= {client: self._replicas[client].optimizer_state() for client in clients}
         self._replicas.clear()
         return average

@@ -9,9 +9,9 @@ from torch import Tensor
 from fsl_sage.config import AveragingConfig
 from fsl_sage.precision import wide
 from fsl_sage.roles import fed_opt
-from fsl_sage.roles.averaging import RULES, RunningMean
+from fsl_sage.roles.averaging import RULES, RunningMean, mean_state
 from fsl_sage.roles.protocols import FServerRole, Parts, Update
-from fsl_sage.wire.message import CONTROL, Tensors
+from fsl_sage.wire.message import CONTROL, OPTIMIZER_STATE, Tensors
 from fsl_sage.wire.paths import below, flat, grouped
 
 OPTIMIZER = "optimizer/"
@@ -74,6 +74,14 @@ class FServer(FServerRole):
             self.weights[part] = tensors
         if self._options.control_variates:
             self._renew_control(updates)
+        self._average_optimizers(sorted(updates, key=lambda update: update.client))
+
+    def _average_optimizers(self, updates: Sequence[Update]) -> None:
+        """What the clients' optimizers remember goes down with the weights, if it came with them."""
+        coming = [update for update in updates if OPTIMIZER_STATE in update.extra]
+        if coming:
+            weights = [self.client_weights[update.client] for update in coming]
+            self.sends[OPTIMIZER_STATE] = mean_state([update.extra[OPTIMIZER_STATE] for update in coming], weights)
 
     def _step(self, average: Tensors) -> Tensors:
         if self._options.takes_the_average:

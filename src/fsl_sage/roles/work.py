@@ -98,10 +98,13 @@ class Settings:
         """Passes through the parts behind the cut."""
         return Passes(self.task, self.device, self.config.precision)
 
-    @property
-    def keeps_optimizers(self) -> bool:
-        """Whether the optimizers of clients, and of their own copies of the server part, outlast a round."""
-        return self.config.client_optimizer == "keep"
+    def keeps_optimizer(self, *, averaged: bool) -> bool:
+        """Whether an optimizer of a client, or of its own copy of the server part, outlasts a round where it is.
+
+        Args:
+            averaged: Whether it is the optimizer of a part that clients average.
+        """
+        return self.config.client_optimizer == "keep" or (self.config.client_optimizer == "average" and not averaged)
 
     def optimizer_of(self, part: str) -> MakeOptimizer:
         """The optimizer of a part, at a client or the S-server; the learning rate comes with each step."""
