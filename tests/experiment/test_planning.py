@@ -12,6 +12,7 @@ from fsl_sage.experiment.cuts import Limits, cuts_of
 from fsl_sage.experiment.planning import Planner, plan_of
 from fsl_sage.experiment.runs import run
 from fsl_sage.models import usual_auxiliary
+from fsl_sage.models.small_cnn import SmallCNN
 from fsl_sage.problems.make import make_dry_problem
 from fsl_sage.problems.parts import META, build_model
 from fsl_sage.split import Analysis, AuxiliaryStates
@@ -169,3 +170,16 @@ def test_the_plan_of_a_step_on_texts_is_an_upper_bound(tiny, tmp_path):
     for role, step in (("client", row.client), ("server", row.server)):
         assert step.static_bytes == line[f"{role}_static_bytes"]
         assert step.working_bytes > line[f"{role}_working_bytes"]
+
+
+@pytest.mark.parametrize(("algorithm", "copies"), [("fedavg", 0), ("fedprox", 1), ("scaffold", 3)])
+def test_a_client_holds_what_its_corrections_need(both, algorithm, copies):
+    """FedProx: the weights that came down; SCAFFOLD: these, c and c_i."""
+    sgd = replace(Config().optimizer, name="sgd", lr=0.01, momentum=0.0)
+    found = both("small-cnn", algorithm, "block2", optimizer=sgd)
+    assert_close(found, rel=0.01)
+    module = SmallCNN()
+    weights = sum(parameter.nbytes for parameter in module.parameters())
+    buffers = sum(buffer.nbytes for buffer in module.buffers())
+    own, gradients = weights + buffers, weights
+    assert found["client_static_bytes"] == (own + gradients + copies * weights,) * 2

@@ -30,6 +30,7 @@ from fsl_sage.models import is_language_model, is_trained_in_auxiliary, usual_au
 from fsl_sage.optimizers import state_shapes
 from fsl_sage.problems.base import Batch, Problem, Task, example_shapes
 from fsl_sage.problems.parts import META, make_ridge
+from fsl_sage.roles.corrections import copies_kept
 from fsl_sage.roles.footprint import Footprint
 from fsl_sage.split import Analysis, AuxiliaryStates, SplitError, Step, random_features, training_step
 from fsl_sage.split.auxiliaries.recipe import Recipe
@@ -301,6 +302,8 @@ class Planner:
         static = _bytes(tensor for tensors in parts.values() for tensor in tensors.values())
         static += self._training(trained) if stepped else 0
         static += _bytes(_trained(parts["client"])) if plan.holds else 0
+        corrected = (part for part in self._algorithm.averaged if part in trains)
+        static += copies_kept(self._algorithm.averaging) * sum(_bytes(_trained(parts[part])) for part in corrected)
         sizes = _Sizes(self._config.batch_size, _bytes(tensor_leaves(inputs)), sum(x.nbytes for x in trained))
         return _played(events, costs, shared, sizes, static)
 

@@ -14,7 +14,7 @@ from fsl_sage.config import Config
 from fsl_sage.models.norm import untouched_statistics
 from fsl_sage.problems.base import Batch
 from fsl_sage.problems.batches import batch_indices, batch_sizes
-from fsl_sage.roles.corrections import follow_controls, pull
+from fsl_sage.roles.corrections import copies_kept, follow_controls, pull
 from fsl_sage.roles.footprint import Footprint, Meter, held_by, static_bytes
 from fsl_sage.roles.protocols import ClientRole, Parts
 from fsl_sage.roles.replica import Replica
@@ -100,6 +100,8 @@ class Client(ClientRole):
         if not self.meter.is_done:
             return None
         static = static_bytes(self._parts.values(), self.meter.gradient_bytes) + nbytes(below(HELD, self.extra))
+        corrected = sum(nbytes(self._parts[part].parameters()) for part in self._corrected)
+        static += copies_kept(self._settings.config.averaging) * corrected
         return Footprint(static, self.meter.working_bytes, self.meter.flops)
 
     def forward(self, batch: Batch) -> Smash:

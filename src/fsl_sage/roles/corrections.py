@@ -11,8 +11,14 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
+from fsl_sage.config import AveragingConfig
 from fsl_sage.roles.protocols import ClientRole
 from fsl_sage.wire.message import CONTROL, Tensors
+
+
+def copies_kept(options: AveragingConfig) -> int:
+    """How many tensors of a weight's size a client keeps for it: the one that came down; with controls, c and c_i."""
+    return bool(options.proximal or options.control_variates) + 2 * options.control_variates
 
 
 def pull(client: ClientRole, proximal: float, parts: Iterable[str]) -> None:
