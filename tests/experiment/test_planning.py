@@ -9,7 +9,8 @@ from fsl_sage.algorithms import resolve
 from fsl_sage.algorithms.fsl_sage import FSLSAGEOptions
 from fsl_sage.config import Config, DataConfig, ModelConfig, OptimizerConfig
 from fsl_sage.experiment.cuts import Limits, cuts_of
-from fsl_sage.experiment.planning import Planner, plan_of
+from fsl_sage.experiment.planning import Planner
+from fsl_sage.experiment.role_plan import plan_of
 from fsl_sage.experiment.runs import run
 from fsl_sage.models import usual_auxiliary
 from fsl_sage.models.small_cnn import SmallCNN

@@ -43,7 +43,8 @@ def client_cuts(config: Config, problem: Problem, examples: Sequence[Tensor]) ->
 
 def _candidates(config: Config, problem: Problem) -> list[Candidate]:
     """The cuts with something to train on both sides, planned as `fsl-sage cuts` plans them."""
-    from fsl_sage.experiment.planning import Planner, plan_of  # it makes setups, which ask for cuts
+    from fsl_sage.experiment.planning import Planner  # both make setups, which ask for cuts
+    from fsl_sage.experiment.role_plan import plan_of
 
     model = build_model(config, problem, META)
     analysis = Analysis(model, problem.largest_example(config.batch_size, META))

@@ -11,8 +11,9 @@ from fsl_sage.algorithms import find_algorithm
 from fsl_sage.config import Config
 from fsl_sage.errors import InputError
 from fsl_sage.experiment.costs import cost
-from fsl_sage.experiment.planning import Planner, RidgeStates, auxiliary_states, plan_of
+from fsl_sage.experiment.planning import Planner, RidgeStates, auxiliary_states
 from fsl_sage.experiment.revealing import revealed
+from fsl_sage.experiment.role_plan import plan_of
 from fsl_sage.models import is_language_model, is_trained_in_auxiliary, statistics_names
 from fsl_sage.problems.images.problem import ImageProblem
 from fsl_sage.problems.make import make_dry_problem
