@@ -101,7 +101,8 @@ def make(study: str, jobs: int | None) -> bool:
 def adopt(study: str) -> None:
     """Copy recorded runs of a study, and those that it shares, to where `compare` takes them as finished."""
     own = [(file.parent, RUNS / file.parent.relative_to(RESULTS)) for file in (RESULTS / study).rglob("result.json")]
-    shared = [(RESULTS / one, RUNS / other) for one, other in SHARED if other.startswith(f"{study}/")]
+    either_way = SHARED + [(other, one) for one, other in SHARED]
+    shared = [(RESULTS / one, RUNS / other) for one, other in either_way if other.startswith(f"{study}/")]
     for recorded, run in own + shared:
         if (recorded / "result.json").exists() and not run.exists():
             shutil.copytree(recorded, run)
