@@ -2,7 +2,7 @@
 
 import time
 
-from benchmarks.timing import CONSOLE
+from benchmarks.timing import CONSOLE, note
 from fsl_sage.config import AlignmentConfig, Config, DataConfig, load_preset
 from fsl_sage.engines.local import LocalEngine
 from fsl_sage.experiment import Federation
@@ -40,7 +40,9 @@ def main(warm: int = 2) -> None:
     results = {"default": measure(Config().alignment, warm), "paper": measure(load_preset("paper").alignment, warm)}
     for name, (seconds, before, after) in results.items():
         CONSOLE.print(f"  {name:<8} {seconds:7.1f} s   cosine {before:.2f} → {after:.2f}")
-    CONSOLE.print(f"  time of paper / default: {results['paper'][0] / results['default'][0]:.1f}")
+    ratio = results["paper"][0] / results["default"][0]
+    CONSOLE.print(f"  time of paper / default: {ratio:.1f}")
+    note("an alignment as in the authors' code over the default", ratio)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from benchmarks.rounds import config_for
-from benchmarks.timing import CONSOLE, compare
+from benchmarks.timing import CONSOLE, Goal, compare, note
 from fsl_sage.algorithms import Algorithm
 from fsl_sage.config import AlignmentConfig, Config, DataConfig, GivenOptions, ModelConfig
 from fsl_sage.engines.base import Delivery, Setup
@@ -98,7 +98,9 @@ def exchanges(repeats: int = 15) -> None:
             for _ in range(times):  # noqa: B023
                 ray.get(bare.echo.remote(array))  # noqa: B023
 
-        CONSOLE.print(f"  {name:<28} {compare(exchange, echo, repeats)} for {times} of them")
+        ratio = compare(exchange, echo, repeats)
+        CONSOLE.print(f"  {name:<28} {ratio} for {times} of them")
+        note(f"on Ray, {name} over an actor's echo", ratio.median, Goal(3))
         engine.close()
 
 
@@ -122,6 +124,7 @@ def two_workers(repeats: int = 3) -> None:
                 sides.append((federation, partial(_play, federation, rounds)))
             ratio = compare(*(play for _, play in sides), repeats)
             CONSOLE.print(f"  resnet18   fsl-sage   {steps:>2} x {batch_size:<3}   {name:<6} {ratio}")
+            note(f"two workers over one on {name}, {steps} steps of {batch_size}", ratio.median, Goal(0.6))
             for federation, _ in sides:
                 federation.engine.close()
 
@@ -138,6 +141,7 @@ def memory() -> None:
         CONSOLE.print(
             f"  {algorithm:<12} {peaks[0] / peaks[1]:.2f} ({peaks[0] / MIB:.0f} MiB / {peaks[1] / MIB:.0f} MiB)"
         )
+        note(f"on Ray, memory of 200 clients over 20, {algorithm}", peaks[0] / peaks[1], Goal(1.5))
 
 
 def _peak(algorithm: str, clients: int) -> int:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from benchmarks.timing import CONSOLE, compare
+from benchmarks.timing import CONSOLE, Goal, at_least, compare, note
 from fsl_sage.alignment.fidelity import CLIENTS, SAMPLES
 from fsl_sage.config import Config, DataConfig, GivenOptions, ModelConfig
 from fsl_sage.engines.base import Setup
@@ -186,7 +186,10 @@ def main(repeats: int = 5) -> None:
         for algorithm in ALGORITHMS:
             setup = make_setup(config_for(algorithm, model))
             ours, bare = Ours(setup), Bare(setup)
-            CONSOLE.print(f"  {model:<10} {algorithm:<12} {compare(ours.play, bare.play, repeats)}")
+            ratio = compare(ours.play, bare.play, repeats)
+            CONSOLE.print(f"  {model:<10} {algorithm:<12} {ratio}")
+            goal = Goal(1.1) if model == "resnet18" else None
+            note(f"a round of {algorithm} over a bare loop, {model}", ratio.median, goal)
             ours.close()
 
 
@@ -202,6 +205,7 @@ def fidelity(repeats: int = 5) -> None:
         ours.play()
         share = compare(ours.federation.engine.server.fidelity, ours.play, repeats)
         CONSOLE.print(f"  resnet18   {algorithm:<12} {share.median:.3f} (median of {repeats})")
+        note(f"measuring fidelity over a round of {algorithm}", share.median, Goal(0.02))
         ours.close()
 
 
@@ -211,7 +215,9 @@ def two_workers(repeats: int = 5) -> None:
     for algorithm in ("fsl-sage", "cse-fsl", "fedavg"):
         config = config_for(algorithm, "resnet18")
         one, two = (Ours(make_setup(replace(config, workers=workers))) for workers in (1, 2))
-        CONSOLE.print(f"  resnet18   {algorithm:<12} {compare(one.play, two.play, repeats)}")
+        ratio = compare(one.play, two.play, repeats)
+        CONSOLE.print(f"  resnet18   {algorithm:<12} {ratio}")
+        note(f"one worker over two, {algorithm}", ratio.median, at_least(1.7))
         one.close()
         two.close()
 

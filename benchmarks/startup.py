@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-from benchmarks.timing import CONSOLE, compare
+from benchmarks.timing import CONSOLE, compare, note
 
 PYTHON = ("-c", "pass")
 TORCH = ("-c", "import torch")
@@ -35,7 +35,9 @@ def children() -> float:
 
 def main() -> None:
     for what, (ours, theirs) in STARTS.items():
-        CONSOLE.print(f"{what}: {compare(start(ours), start(theirs), clock=children)}")
+        ratio = compare(start(ours), start(theirs), clock=children)
+        CONSOLE.print(f"{what}: {ratio}")
+        note(what, ratio.median)
 
 
 if __name__ == "__main__":
