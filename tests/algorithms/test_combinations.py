@@ -53,6 +53,18 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "start each batch",
     ),
     **{
+        f"{name} with averaged optimizers": (
+            {"algorithm": name, "client_optimizer": "average"},
+            f"--client-optimizer average cannot run with {name}: {kind.own_optimizers_because}",
+        )
+        for name, kind in ALGORITHMS.items()
+        if kind.own_optimizers_because is not None
+    },
+    "averaged optimizers and another rule": (
+        {"algorithm": "fedavg", "client_optimizer": "average", "averaging": {"rule": "median"}},
+        "--averaging.rule median",
+    ),
+    **{
         f"{name} blocked": ({"algorithm": name, "order": "blocked"}, "--order blocked")
         for name in ("cpsl", "adaptsfl", "locfedmix-sl")
     },
