@@ -98,8 +98,8 @@ def test_sums_take_the_place_of_uploads(tiny):
     try:
         playing.play_round(0, [0, 1, 2])
         server = engine._server.role
-        assert {len(data) for data in server.alignment.values()} <= set(range(2, 25))
-        assert list(server._sums) == [-1]
+        assert {len(data) for data in server.auxiliaries.data.values()} <= set(range(2, 25))
+        assert list(server.auxiliaries._sums) == [-1]
     finally:
         engine.close()
 

@@ -217,7 +217,7 @@ def test_the_s_server_knows_the_auxiliary_that_a_client_has(tiny, played, scope)
             **below("own/auxiliary/", federation.engine._clients[client]),
             **federation.post.waiting.get(client, {}).get("auxiliary", {}),
         }
-        known = federation.engine._server.role.auxiliary_of(client)
+        known = federation.engine._server.role.auxiliaries.of(client)
         assert has.keys() == known.keys()
         assert all(torch.equal(has[name], known[name]) for name in known)
 
@@ -248,14 +248,14 @@ def test_only_auxiliaries_that_have_drifted_are_aligned(tiny, played):
     config = tiny(rounds=1, align_every=1, alignment={"scope": "client"})
     federation, _ = played(config)
     role = federation.engine._server.role
-    role._seen = set()
-    measured = dict(zip(range(3), role._fidelities(range(3)), strict=True))
+    role.auxiliaries._seen = set()
+    measured = dict(zip(range(3), role.auxiliaries.fidelities(range(3), role.weights()), strict=True))
     middle = sorted(found.cosine for found in measured.values())[1]
     role.round = 1
     assert role.drifted(middle, 1) == [client for client, found in measured.items() if found.cosine < middle]
     assert len(role.drifted(middle, 1)) == 1
     assert role.drifted(middle, 2) == []  # they were aligned a round before
-    role._seen = {0, 1, 2}
+    role.auxiliaries._seen = {0, 1, 2}
     assert role.drifted(1.0, 1) == []  # nothing new to judge by
 
 

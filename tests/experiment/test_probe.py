@@ -178,7 +178,7 @@ def test_a_point_has_the_auxiliary_that_each_client_will_use():
     after = federation.point()
     for client in range(CLIENTS):
         assert torch.equal(before.auxiliaries[client][name], setup.initial["auxiliary"][name])
-        aligned = federation.engine.server.role.auxiliary_of(client)
+        aligned = federation.engine.server.role.auxiliaries.of(client)
         assert not torch.equal(aligned[name], before.auxiliaries[client][name])
         assert torch.equal(after.auxiliaries[client][name], aligned[name])
     federation.engine.close()

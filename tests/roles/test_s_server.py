@@ -41,9 +41,9 @@ def same(one, other):
 def test_a_newcomer_gets_the_pooled_auxiliary(federation):
     playing = federation(alignment={"scope": "pooled"}, align_every=5)
     playing.play_round(0, [0, 1])
-    newest = server_of(playing).auxiliary_of(0)
+    newest = server_of(playing).auxiliaries.of(0)
     assert not same(newest, playing.setup.initial["auxiliary"])
-    assert same(server_of(playing).auxiliary_of(2), newest)
+    assert same(server_of(playing).auxiliaries.of(2), newest)
     assert same(playing.post.waiting[2]["auxiliary"], newest)
 
 
@@ -51,10 +51,10 @@ def test_pooled_alignment_goes_on_from_the_last_one_when_a_client_of_lower_numbe
     """With so low a learning rate an alignment hardly moves: where it ends tells where it began."""
     playing = federation(alignment={"scope": "pooled", "start": "previous", "steps": 30})
     playing.play_round(0, [1, 2])
-    first = server_of(playing).auxiliary_of(1)
+    first = server_of(playing).auxiliaries.of(1)
     object.__setattr__(playing.setup.settings.config.alignment, "lr", 1e-12)
     playing.play_round(1, [0])
-    second = server_of(playing).auxiliary_of(0)
+    second = server_of(playing).auxiliaries.of(0)
     for name, tensor in first.items():
         torch.testing.assert_close(second[name], tensor, rtol=0, atol=1e-8)
 
@@ -93,20 +93,20 @@ def test_cut_gradients_of_zero_skip_the_alignment_with_a_remark(tiny, scope):
 def test_cut_gradients_beyond_all_bounds_skip_the_alignment(federation):
     playing = federation(align_every=5)
     playing.play_round(1, [0, 1, 2])
-    before = server_of(playing).auxiliary_of(0)
+    before = server_of(playing).auxiliaries.of(0)
     weights = server_of(playing)._model.parameters()
     with torch.no_grad():
         weights["head.fc.weight"].mul_(1e25)
     assert list(server_of(playing).align([0, 1, 2])) == []
-    assert server_of(playing).skipped == {"pooled": "the server's cut gradients are not finite"}
-    assert server_of(playing).auxiliary_of(0) is before
+    assert server_of(playing).auxiliaries.skipped == {"pooled": "the server's cut gradients are not finite"}
+    assert server_of(playing).auxiliaries.of(0) is before
 
 
 def test_an_auxiliary_that_diverges_is_not_sent(federation):
     playing = federation(align_every=5, alignment={"lr": 1e30, "steps": 5})
     playing.play_round(1, [0, 1, 2])
     assert list(server_of(playing).align([0, 1, 2])) == []
-    assert "infinite or NaN" in server_of(playing).skipped["pooled"]
+    assert "infinite or NaN" in server_of(playing).auxiliaries.skipped["pooled"]
 
 
 # A client that fails
@@ -167,7 +167,7 @@ def test_recalibrated_statistics_are_the_means_over_the_stored_batches(federatio
     playing.play_round(0, [0, 1, 2])
     server, weights = server_of(playing), server_of(playing).weights()
     found = server.recalibrated()
-    uploads = [upload for client in (0, 1, 2) for upload in server.alignment[client]]
+    uploads = [upload for client in (0, 1, 2) for upload in server.auxiliaries.data[client]]
     z = torch.cat([upload.z[0] for upload in uploads])
     parts = list(z.split(16)) if len(z) % 16 != 1 else [*z.split(16)[:-2], z[len(z) // 16 * 16 - 16 :]]
     assert server.weights()["block2.bn.running_mean"].equal(weights["block2.bn.running_mean"]), "the server's own stay"

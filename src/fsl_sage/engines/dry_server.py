@@ -10,10 +10,10 @@ from torch import Tensor
 from fsl_sage.alignment.fidelity import Fidelity
 from fsl_sage.alignment.passes import Smash
 from fsl_sage.engines.base import Setup
+from fsl_sage.roles.auxiliaries import aligned_auxiliary
 from fsl_sage.roles.footprint import Footprint
 from fsl_sage.roles.protocols import SServerRole
 from fsl_sage.roles.replica import Slots
-from fsl_sage.roles.s_server import aligned_auxiliary
 from fsl_sage.roles.work import boundary
 from fsl_sage.wire.message import Message, Tensors
 

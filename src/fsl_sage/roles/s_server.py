@@ -8,30 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fsl_sage.alignment.dataset import AlignmentData, Measure, Upload, make_room, tokens_in
-from fsl_sage.alignment.fidelity import CLIENTS, SAMPLES, Fidelity, mean
+from fsl_sage.alignment.fidelity import Fidelity
 from fsl_sage.alignment.passes import Smash, gradients_of
-from fsl_sage.alignment.regression import Sums
 from fsl_sage.models.norm import untouched_statistics
+from fsl_sage.roles.auxiliaries import Auxiliaries
 from fsl_sage.roles.copies import Copies
 from fsl_sage.roles.footprint import Footprint, Meter, held_by, static_bytes
 from fsl_sage.roles.protocols import Parts, SServerRole
 from fsl_sage.roles.replica import Replica
 from fsl_sage.roles.schedule import Schedule
-from fsl_sage.roles.server_jobs import (
-    POOLED,
-    Aligned,
-    Alignment,
-    SpreadOver,
-    align_one,
-    fidelity_one,
-    fit_one,
-    recalibrate,
-)
+from fsl_sage.roles.server_jobs import SpreadOver, recalibrate
 from fsl_sage.roles.work import Settings, Workbench, boundary, mean_loss
-from fsl_sage.seeding import numpy_generator
-from fsl_sage.split import Ridge, detached_leaves, random_features
-from fsl_sage.wire.message import AUXILIARY, Message, Tensors
+from fsl_sage.split import detached_leaves
+from fsl_sage.wire.message import Message, Tensors
 from fsl_sage.wire.paths import below, by_client, flat
 
 
@@ -54,8 +43,6 @@ class SServer(SServerRole):
         self._initial = initial
         self._spread = spread
         self.client_weights = client_weights
-        self._fits = random_features(settings.config.model.auxiliary) is not None
-        """Whether an alignment fits a ridge auxiliary by its sums, and trains none."""
         self._lr: Schedule = settings.server_schedule()
         self._meter = Meter()
         self._most_static = 0
@@ -63,12 +50,9 @@ class SServer(SServerRole):
 
     def _start(self) -> None:
         """As before round 0."""
-        self.alignment: dict[int, AlignmentData] = {}
-        """The alignment dataset of every client that has uploaded for it."""
         self.extra: Tensors = {}
         self.losses: list[Tensor] = []
         self.round = -1
-        self._forget_round()
         slots, initial = self._workbench.slots["server"], self._initial
         self._model = Replica(slots, initial["server"], self._settings.optimizer_of("server"))
         self._behind = {cut: self._model.seen_by(self._workbench.slots[cut]) for cut in dict.fromkeys(self._cuts)}
@@ -77,18 +61,8 @@ class SServer(SServerRole):
         """The clients whose uploads were joined since the last step."""
         self._copies = Copies(self._settings)
         self._open: dict[int, tuple[Replica, Smash, Smash]] = {}
-        self._auxiliary: Tensors = initial.get("auxiliary", {})
-        """That of every client that has none of its own: the initial one, the F-server's average, or a pooled one."""
-        self._aligned: dict[int, Tensors] = {}
-        self._alignment_optimizers: dict[int, Tensors] = {}
-        self._aligned_in: dict[int, int] = {}
-        """By client, or for POOLED, the last round that aligned its auxiliary."""
-        self._seen: set[int] = set()
-        """The clients whose newest upload an alignment has seen."""
-        self._sums: dict[int, Sums] = {}
-        """Of a ridge auxiliary: by client, or for POOLED, what all uploads have told."""
-        self._uploads = 0
-        """How many have come to alignment datasets that share their room."""
+        self.auxiliaries = Auxiliaries(self._settings, self._workbench, initial.get("auxiliary", {}), self._spread)
+        self._forget_round()
 
     def begin(self, t: int) -> None:
         """Round t starts, or another group of its clients."""
@@ -97,10 +71,7 @@ class SServer(SServerRole):
             self._forget_round()
 
     def _forget_round(self) -> None:
-        self.aligned = False
-        """Whether an auxiliary was aligned in this round."""
-        self.skipped: dict[str, str] = {}
-        """By client ("pooled" for the one of all), why an alignment of this round gave nothing."""
+        self.auxiliaries.forget_round()
         self.left: list[tuple[int, Message]] = []
         self._kept: dict[int, list[Message]] = {}
         self._outputs = 0
@@ -263,143 +234,39 @@ class SServer(SServerRole):
     # Alignment
 
     def remember(self, client: int, smashed: Message, gradients: Smash = ()) -> None:
-        """Store an upload in the client's alignment dataset (Algorithm 3, line 7).
-
-        For a ridge auxiliary its z_b is added to the sums, and of the upload only what measures fidelity is stored.
-        """
-        ridge = self._ridge
-        if ridge is not None and gradients:
-            config = self._settings.config.alignment
-            owner = POOLED if config.scope == "pooled" else client
-            if owner not in self._sums:
-                self._sums[owner] = Sums.nothing(ridge, self._settings.device)
-            whole = gradients[0] * self.terms(smashed)
-            self._sums[owner].add(ridge, smashed.smashed, smashed.target, whole, config.forgetting)
-        self._store(client, smashed)
-        self._seen.discard(client)
-
-    @property
-    def _ridge(self) -> Ridge | None:
-        """The ridge auxiliary, where that is the auxiliary; its weights may be anybody's."""
-        if not self._fits:
-            return None
-        module = self._workbench.slots["auxiliary"].module
-        assert isinstance(module, Ridge)
-        return module
-
-    def _capacity(self) -> int:
-        """How many samples of a client are stored; as many as come where tokens are counted."""
-        config = self._settings.config.alignment
-        if self._fits:
-            return min(SAMPLES, config.samples)
-        return config.samples if config.tokens is None else 2**62
-
-    def _store(self, client: int, smashed: Message) -> None:
-        data = self.alignment.setdefault(client, AlignmentData(self._capacity()))
-        data.add(smashed)
-        if (room := self._common_room()) is not None:
-            data.number(self._uploads)
-            self._uploads += 1
-            make_room(self.alignment, *room)
-
-    def _common_room(self) -> tuple[int, Measure] | None:
-        """What the datasets of all clients may take together, and how it is measured; None if that bounds nothing."""
-        config, clients = self._settings.config.alignment, self._settings.config.clients
-        if self._fits:
-            return None
-        if config.tokens is not None:
-            return config.tokens, tokens_in
-        return (config.total_samples, len) if clients * config.samples > config.total_samples else None
+        """Store an upload in the client's alignment dataset (Algorithm 3, line 7); for a ridge auxiliary, its z_b."""
+        whole = tuple(gradient * self.terms(smashed) for gradient in gradients)
+        self.auxiliaries.remember(client, smashed, whole)
 
     def remembered(self) -> list[int]:
         """The clients that have uploaded for their alignment dataset, in order."""
-        return sorted(self.alignment)
-
-    def auxiliary_of(self, client: int) -> Tensors:
-        """The auxiliary that a client uses, as far as the S-server knows."""
-        return self._aligned.get(client, self._auxiliary)
+        return sorted(self.auxiliaries.data)
 
     def set_auxiliary(self, tensors: Tensors) -> None:
         """An auxiliary that the F-server has averaged: every client's, until it gets one of its own."""
-        self._auxiliary = tensors
+        self.auxiliaries.common = tensors
 
     def align(self, clients: Iterable[int]) -> Iterator[tuple[int, Message]]:
         """Align the auxiliaries with the server (equation 3) on these clients' uploads, and yield each for its client.
 
-        A pooled auxiliary is for every client, also for one that has not yet taken part. An alignment that gives
-        nothing usable leaves the auxiliary as it was and is named in `skipped`.
+        A pooled auxiliary is for every client, also for one that has not yet taken part.
         """
-        clients = list(clients)
-        if not clients:
-            return
-        pooled = self._settings.config.alignment.scope == "pooled"
-        owners = [POOLED] if pooled else clients
-        if self._fits:
-            results = self._spread(fit_one, None, [self._sums[owner] for owner in owners])
-        else:
-            uploads = {client: list(self.alignment[client]) for client in clients}
-            if pooled:
-                uploads = {POOLED: [upload for own in uploads.values() for upload in own]}
-            items = [self._alignment(owner, uploads[owner]) for owner in owners]
-            results = self._spread(align_one, (self.round, self.weights()), items)
-        self._seen |= set(clients)
-        for owner, result in zip(owners, results, strict=True):
-            yield from self._take_over(owner, result)
-
-    def _alignment(self, client: int, uploads: list[Upload]) -> Alignment:
-        start = self._auxiliary if client == POOLED else self.auxiliary_of(client)
-        return Alignment(client, start, self._alignment_optimizers.get(client, {}), uploads)
-
-    def _take_over(self, client: int, result: Aligned | str) -> Iterator[tuple[int, Message]]:
-        if isinstance(result, str):
-            self.skipped["pooled" if client == POOLED else str(client)] = result
-            return
-        self.aligned = True
-        self._aligned_in[client] = self.round
-        if result.optimizer:
-            self._alignment_optimizers[client] = result.optimizer
-        held = self._auxiliary if client == POOLED else self.auxiliary_of(client)
-        message = aligned_auxiliary(self._settings, client, self.round, result.auxiliary, held)
-        # The S-server goes on with what the client has, not with what coding has lost of it.
-        published = dict(message.parts[AUXILIARY])
-        if client == POOLED:
-            self._auxiliary = published
-        else:
-            self._aligned[client] = published
-        receivers = range(self._settings.config.clients) if client == POOLED else [client]
-        yield from ((receiver, message) for receiver in receivers)
+        return self.auxiliaries.align(list(clients), self.round, self.weights())
 
     def drifted(self, below: float, every: int) -> list[int]:
         """The clients whose auxiliaries have drifted, and were not aligned in the last rounds."""
-        if self._settings.config.alignment.scope == "pooled":
-            found = self.fidelity() if self._may_align(POOLED, every) else None
-            return self.remembered() if found is not None and found.cosine < below else []
-        clients = [client for client in self.remembered() if client not in self._seen]
-        clients = [client for client in clients if self._may_align(client, every)]
-        found_by_client = zip(clients, self._fidelities(clients), strict=True)
-        return [client for client, found in found_by_client if found is not None and found.cosine < below]
-
-    def _may_align(self, client: int, every: int) -> bool:
-        return client not in self._aligned_in or self.round - self._aligned_in[client] >= every
+        return self.auxiliaries.drifted(below, every, self.round, self.weights())
 
     def fidelity(self, *, seen: bool = False) -> Fidelity | None:
         """How well the auxiliaries in use estimate the cut gradients of clients' newest uploads.
 
         On uploads that the last alignment has not seen, or on those that it has. A few clients are drawn for it.
         """
-        clients = [client for client in sorted(self.alignment) if (client in self._seen) == seen]
-        draw = numpy_generator(self._settings.config.seed, "fidelity", round=self.round)
-        drawn = sorted(draw.permutation(clients)[:CLIENTS].tolist())
-        return mean(self._fidelities(drawn)) if drawn else None
-
-    def _fidelities(self, clients: Sequence[int]) -> list[Fidelity | None]:
-        """Of the auxiliaries of these clients, each on the last samples of its newest upload."""
-        items = [(self.auxiliary_of(client), self.alignment[client].newest().last(SAMPLES)) for client in clients]
-        return self._spread(fidelity_one, self.weights(), items) if items else []
+        return self.auxiliaries.fidelity(self.round, self.weights(), seen=seen)
 
     def recalibrated(self) -> Tensors:
         """The server-side model with BatchNorm statistics estimated anew from the stored uploads."""
-        uploads = [upload for _, data in sorted(self.alignment.items()) for upload in data]
+        uploads = [upload for _, data in sorted(self.auxiliaries.data.items()) for upload in data]
         (tensors,) = self._spread(recalibrate, self.weights(), [uploads])
         return tensors
 
@@ -430,60 +297,22 @@ class SServer(SServerRole):
 
     def remarks(self) -> dict[str, Any]:
         """Of this round, for the metrics: whether an auxiliary was aligned, and why others were not."""
-        return {"aligned": self.aligned, **({"alignment_skipped": dict(self.skipped)} if self.skipped else {})}
+        skipped = self.auxiliaries.skipped
+        return {"aligned": self.auxiliaries.aligned, **({"alignment_skipped": dict(skipped)} if skipped else {})}
 
     # Checkpoints
 
     def state(self) -> Tensors:
         """A flat dict for a checkpoint; between rounds."""
-        state = flat(
-            {
-                "model": self._model.weights(),
-                "optimizer": self._model.optimizer_state(),
-                "auxiliary": self._auxiliary,
-                "extra": self.extra,
-            }
-        )
-        state["seen"] = torch.tensor(sorted(self._seen), dtype=torch.int64)
-        if self._aligned_in:
-            state["aligned_in"] = torch.tensor(sorted(self._aligned_in.items()), dtype=torch.int64)
-        groups: dict[str, Mapping[int, Tensors]] = {
-            "copies": self._copies.optimizers,
-            "aligned": self._aligned,
-            "alignment_optimizers": self._alignment_optimizers,
-            "alignment": {client: data.state() for client, data in self.alignment.items()},
-            "sums": {owner: sums.state() for owner, sums in self._sums.items()},
-        }
-        if self._uploads:
-            state["uploads"] = torch.tensor(self._uploads)
-        for group, own in groups.items():
-            state |= flat({str(client): tensors for client, tensors in own.items()}, f"{group}/")
-        return state
+        own = {"model": self._model.weights(), "optimizer": self._model.optimizer_state(), "extra": self.extra}
+        copies = {str(client): tensors for client, tensors in self._copies.optimizers.items()}
+        return flat(own) | flat(copies, "copies/") | self.auxiliaries.state()
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Take up where `state` left, whatever has happened since."""
         self._start()
         self.set_weights(below("model/", state))
         self._model.load_optimizer_state(below("optimizer/", state))
-        self._auxiliary = below("auxiliary/", state)
         self.extra = below("extra/", state)
         self._copies.optimizers = by_client(below("copies/", state))
-        self._aligned = by_client(below("aligned/", state))
-        self._alignment_optimizers = by_client(below("alignment_optimizers/", state))
-        self._seen = set(state["seen"].tolist())
-        self._aligned_in = dict(state["aligned_in"].tolist()) if "aligned_in" in state else {}
-        for client, tensors in by_client(below("alignment/", state)).items():
-            self.alignment[client] = AlignmentData(self._capacity())
-            self.alignment[client].load_state(tensors)
-        self._sums = {owner: Sums(**own) for owner, own in by_client(below("sums/", state)).items()}
-        self._uploads = int(state["uploads"]) if "uploads" in state else 0
-
-
-def aligned_auxiliary(settings: Settings, client: int, t: int, aligned: Tensors, held: Tensors) -> Message:
-    """The message of an auxiliary to those who have the one before it: as they decode it, and what is sent."""
-    change = settings.codecs.published.get(AUXILIARY)
-    if change is None:
-        return Message({AUXILIARY: aligned})
-    noise = settings.codecs.noise(AUXILIARY, client, t)
-    sent = change.encode(aligned, held, {}, settings.trained["auxiliary"], noise)
-    return Message({AUXILIARY: sent.decoded}, changes={AUXILIARY: sent.arrays})
+        self.auxiliaries.load_state(state)
