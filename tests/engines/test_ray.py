@@ -146,8 +146,8 @@ def test_bits_are_those_of_the_local_engine(small, on_ray, assert_like_local, al
     ],
     ids=[
         *("cohort", "local statistics", "pooled", "blocked", "aligned at start", "by client at start"),
-        *("joint step", "sl", "local-loss", "cpsl", "adaptsfl", "corrections", "clipped", "codecs", "codecs, waiting"),
-        "ridge",
+        *("joint step", "sl", "local-loss", "cpsl", "adaptsfl", "corrections", "clipped"),
+        *("averaged optimizers", "codecs", "codecs, waiting", "ridge"),
     ],
 )
 def test_other_settings_too(small, on_ray, assert_like_local, changes):

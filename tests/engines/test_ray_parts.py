@@ -98,9 +98,12 @@ def test_a_run_is_laid_out_on_what_the_cluster_has(monkeypatch):
     def layout(clients=10, **options):
         return lay_out(Config(**options), clients, has_s_server=True)
 
-    assert layout().workers == 8
-    assert layout(clients=3).workers == 3
-    assert layout(threads=3).workers == 2
+    assert layout().workers == 2  # one for each GPU
+    assert layout(clients=1).workers == 1
+    assert layout(device="cpu").workers == 8
+    assert layout(device="cpu", clients=3).workers == 3
+    assert layout(device="cpu", threads=3).workers == 2
+    assert layout(threads=5).workers == 1  # it has no CPUs for more
     assert layout(workers=3).gpus == 1 / 2  # four actors, two on each
     assert layout(workers=4).gpus == 1 / 3  # five actors do not fit two and two
     assert layout(workers=1).gpus == 1

@@ -197,6 +197,7 @@ def one_turn(patch: Patch) -> None:
 def no_average(patch: Patch) -> None:
     """The F-server hands on what the last member of a cluster has sent."""
     average = Federation._average
+    patch.setattr(Federation, "_averages_as_they_come", lambda self, t, group: False)
     patch.setattr(Federation, "_average", lambda self, updates: average(self, updates[-1:]))
 
 
