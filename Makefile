@@ -20,9 +20,9 @@ run: $(VENV)/.installed
 # servers and clusters of their own. Those of Flower mostly wait for each other, so there are three processes for two
 # cores: one for Ray, one for the federation that meets faults, one for other federations, and each for what is left.
 test: lint
-	@echo "2 of 3: the quick tests, two at a time. About 10 minutes on two cores."
+	@echo "2 of 3: the quick tests, two at a time. About 8 minutes on two cores."
 	$(BIN)/pytest -n 2 --dist worksteal -m "not slow and not long"
-	@echo "3 of 3: the slow tests, which start servers and clusters. About 12 minutes."
+	@echo "3 of 3: the slow tests, which start servers and clusters. About 14 minutes."
 	$(BIN)/pytest -n 3 --dist loadgroup -m "slow and not long"
 
 # Attacks and accidents at full length, about two hours; what they gave last is in docs/reliability.md.
