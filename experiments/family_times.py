@@ -126,6 +126,8 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.measure:
         measure(asked.folder)
+    elif not (asked.folder / TIMES).exists():
+        parser.error(f"{asked.folder} has no {TIMES} yet: give --measure, which takes a quarter of an hour")
     draw(asked.folder)
 
 

@@ -1,17 +1,19 @@
 """All curves of the study on fewer bytes in one figure: python experiments/fewer_bytes_figure.py [FOLDER]
 
 Accuracy against GiB on one logarithmic axis, iid and skewed; shaded is a standard deviation over the seeds. It becomes
-FOLDER/report/figures/accuracy-codecs.png.
+FOLDER/report/figures/accuracy-codecs.png. Printed is, for each seed, for how many times fewer bytes FSL-SAGE with
+`small` and an upload at every step reaches the best accuracy of its uncoded run, to half a point.
 """
 
 import sys
 from pathlib import Path
 
+import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from fsl_sage.report.load import load_runs
+from fsl_sage.report.load import Run, load_runs
 from fsl_sage.report.panels import LOOK, log_if_far_apart, pages, save
 from fsl_sage.report.study import ACCURACY, Series, Setting
 from fsl_sage.report.style import style
@@ -20,6 +22,7 @@ FOLDER = Path(__file__).parent / "results" / "fewer-bytes"
 PARTITIONS = {"iid": "iid", "alpha0.1": "Dirichlet 0.1"}
 CURVES: dict[tuple[str, str], tuple[str, str, str]] = {
     ("small-every-step", "fsl-sage"): ("FSL-SAGE, small, every step", "#0072B2", "-"),
+    ("small-every-second", "fsl-sage"): ("FSL-SAGE, small, every second step", "#009E73", "--"),
     ("small", "fsl-sage"): ("FSL-SAGE, small", "#0072B2", "--"),
     ("small-drift", "fsl-sage"): ("FSL-SAGE, small, when drifted", "#0072B2", ":"),
     ("balanced", "fsl-sage"): ("FSL-SAGE, balanced", "#56B4E9", "--"),
@@ -32,9 +35,27 @@ CURVES: dict[tuple[str, str], tuple[str, str, str]] = {
 """By curve and algorithm: a name, a colour and a line."""
 
 
+NEAR = 0.005
+"""Half a point."""
+
+
+def saving(plain: Run, coded: Run) -> str:
+    """For how many times fewer bytes a coded run reaches the best accuracy of an uncoded one, or how far it stays."""
+    before, after = (run.values(ACCURACY.key) for run in (plain, coded))
+    reached = np.flatnonzero(after >= before.max() - NEAR)
+    if not len(reached):
+        points = 100 * (before.max() - after.max())
+        return f"{points:.1f} points below it for {plain.gib[-1] / coded.gib[-1]:.1f} times fewer bytes"
+    return f"{plain.gib[before.argmax()] / coded.gib[reached[0]]:.1f} times fewer bytes"
+
+
 def main(folder: Path) -> None:
     """Draw the figure."""
     runs, _ = load_runs(folder)
+    by_name = {run.name: run for run in runs}
+    for name, run in by_name.items():
+        if name.startswith("plain/") and (coded := by_name.get(name.replace("plain/", "small-every-step/"))):
+            print(f"{run.name.removeprefix('plain/')}: {saving(run, coded)}")
     there = [key for key in CURVES if any(run.name.startswith(f"{key[0]}/{key[1]}_") for run in runs)]
 
     def paint(axes: Axes, partition: str) -> None:
