@@ -27,6 +27,8 @@ SMALL = ("--codec.preset", "small")
 DRIFT = ("--align-when", "drift", "--align-below", "0.5", "--align-every", "2")
 HERON = ("--model.auxiliary", "linear", "--optimizer.lr", "1e-4", "--optimizer.server-lr", "1e-3")
 BOTH = ("--alpha", "iid", "0.1")
+FROZEN = ("--seeds", "1", "--optimizer.lr", "1e-30", "--optimizer.server-lr", "1e-3")  # clients that stand still
+DEEPER = ("--model.cut", "model.layers.9")
 
 # study -> curve -> preset of experiments/ and the options that it is run with. A study of one curve has it as "".
 STUDIES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
@@ -65,6 +67,18 @@ STUDIES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "sizes": ("cpu/cifar10-10k-auxiliary-size", *BOTH),
     },
     "cifar100-9999-test-images": {"": ("cpu/cifar100-9999-test-images",)},
+    "smollm2_e2e": {
+        "blocks": ("cpu/smollm2_e2e",),
+        "ridge": ("cpu/smollm2_e2e_ridge", "--parameter-fidelity", "3"),
+        "control": ("cpu/smollm2_e2e_ridge", *FROZEN),
+        "cse-fsl": ("cpu/smollm2_e2e", "--algorithms", "cse-fsl", "--seeds", "2"),
+    },
+    "smollm2_e2e-block-10": {
+        "ridge": ("cpu/smollm2_e2e_ridge", *DEEPER),
+        "control": ("cpu/smollm2_e2e_ridge", *FROZEN, *DEEPER),
+        "splitfed-ss": ("cpu/smollm2_e2e", "--algorithms", "splitfed-ss", *DEEPER),
+        "cse-fsl": ("cpu/smollm2_e2e", "--algorithms", "cse-fsl", "--seeds", "1", "2", *DEEPER),
+    },
     "paper-two-cores": {
         "estimated": ("paper/cifar10-two-cores",),
         "exact": ("paper/cifar10-two-cores", "--algorithms", "splitfed-ss", "fedavg", "--rounds", "50"),

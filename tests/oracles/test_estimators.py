@@ -105,6 +105,19 @@ def forgets_nothing(monkeypatch):
     monkeypatch.setattr(regression.Sums, "add", lambda self, *given: add(self, *given[:-1], 0.0))
 
 
+def counts_large_gradients_more(monkeypatch):
+    add = regression.Sums.add
+
+    def by_squares(self, ridge, z, target, gradient, forgetting):
+        own = regression.Sums.nothing(ridge, gradient.device)
+        add(own, ridge, z, target, gradient, 0.0)
+        scale = regression.wide(ridge.gradients(ridge.rows(z, target)[1], gradient)).square().mean()
+        self.features = (1 - forgetting) * self.features + scale * own.features
+        self.products = (1 - forgetting) * self.products + scale * own.products
+
+    monkeypatch.setattr(regression.Sums, "add", by_squares)
+
+
 def counts_padding(monkeypatch):
     from fsl_sage.split.auxiliaries import ridge
 
@@ -142,7 +155,7 @@ def weighs_rows_alike(monkeypatch):
     monkeypatch.setattr(matching, "direction_loss", alike)
 
 
-@pytest.mark.parametrize("fault", [forgets_nothing, scales_by_position], ids=lambda fault: fault.__name__)
+@pytest.mark.parametrize("fault", [forgets_nothing, scales_by_position, counts_large_gradients_more], ids=lambda fault: fault.__name__)
 def test_the_oracle_of_ridge_notices(subject, monkeypatch, fault):
     fault(monkeypatch)
     with pytest.raises(AssertionError, match="is off by"):

@@ -1,4 +1,9 @@
-"""The closed-form alignment of a ridge auxiliary, from running sums over uploads (see `split.auxiliaries.ridge`)."""
+"""The closed-form alignment of a ridge auxiliary, from running sums over uploads (see `split.auxiliaries.ridge`).
+
+An upload counts by its relative error, ‖G - XW‖² over the mean square of G. A server's gradients are largest before it
+has learnt anything: by plain squares those of the first round would outweigh all that come later, and the estimate
+would point where the server once was.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +37,9 @@ class Sums:
     def add(
         self, ridge: Ridge, z: Sequence[Tensor], target: Mapping[str, Tensor], gradient: Tensor, forgetting: float
     ) -> None:
-        """Add an upload, after a part of all before it is forgotten. One whose gradients are not finite is left out.
+        """Add an upload, after a part of all before it is forgotten.
+
+        One whose gradients are not finite, or all zero, is left out.
 
         Args:
             ridge: Makes the features.
@@ -43,14 +50,16 @@ class Sums:
         """
         if not all_finite(gradient) or not all(map(all_finite, z)):
             return
-        self.features *= 1 - forgetting
-        self.products *= 1 - forgetting
         x, rows = ridge.rows(z, target)
         g = ridge.gradients(rows, gradient).to(x.dtype)
+        if not (scale := float(wide(g).square().mean())):
+            return
+        self.features *= 1 - forgetting
+        self.products *= 1 - forgetting
         for some, own in zip(torch.split(x, CHUNK), torch.split(g, CHUNK), strict=True):
             features = ridge.expanded(some)
-            self.features += wide(features.T @ features)
-            self.products += wide(features.T @ own)
+            self.features += wide(features.T @ features) / scale
+            self.products += wide(features.T @ own) / scale
 
     def state(self) -> Tensors:
         """For a checkpoint."""
