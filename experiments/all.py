@@ -38,7 +38,7 @@ STUDIES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "heron": ("cpu/family", "--algorithms", "heron-sfl", *HERON),
     },
     "family-sgd": {"": ("cpu/family-sgd",)},
-    "niid-bench": {"": ("cpu/niid-bench", "--rounds", "5")},  # of 50: 20 minutes of two cores
+    "niid-bench": {"": ("cpu/niid-bench", "--rounds", "30")},  # of 50: two hours of two cores
     "cifar10-10k-choices": {
         "base": (f"cpu/{IMAGES}", *TRIAL),
         "start": (f"cpu/{IMAGES}", *TRIAL, "--align-at", "start"),
@@ -68,7 +68,7 @@ STUDIES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "cifar100-9999-test-images": {"": ("cpu/cifar100-9999-test-images",)},
     "smollm2_e2e": {
-        "blocks": ("cpu/smollm2_e2e",),
+        "blocks": ("cpu/smollm2_e2e", "--alignment.max-passes", "None"),
         "ridge": ("cpu/smollm2_e2e_ridge", "--parameter-fidelity", "3"),
         "control": ("cpu/smollm2_e2e_ridge", *FROZEN),
         "cse-fsl": ("cpu/smollm2_e2e", "--algorithms", "cse-fsl", "--seeds", "2"),

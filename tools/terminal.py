@@ -18,20 +18,33 @@ DOCS = Path(__file__).parents[1] / "docs"
 COLUMNS = 96
 TERMINAL = {"TTY_COMPATIBLE": "1", "TTY_INTERACTIVE": "0", "COLUMNS": str(COLUMNS)}
 
-_LIGHT = [(29, 36, 48), (176, 42, 55), (20, 110, 60), (140, 90, 0), (0, 92, 160), (150, 50, 120), (0, 110, 120)]
-_DARK = [(230, 234, 241), (255, 130, 130), (110, 210, 140), (240, 190, 90), (100, 180, 240), (227, 156, 196), (90, 210, 215)]
-THEMES = {
-    "light": TerminalTheme((247, 248, 250), (29, 36, 48), [*_LIGHT, (91, 101, 117)], [*_LIGHT, (91, 101, 117)]),
-    "dark": TerminalTheme((22, 27, 34), (230, 234, 241), [*_DARK, (163, 173, 187)], [*_DARK, (163, 173, 187)]),
+
+def _theme(ground: str, ink: str, soft: str, *colours: str) -> TerminalTheme:
+    """Black is the ink, so that text that asks for black can be read on a dark ground too."""
+    ansi = [_rgb(colour) for colour in (ink, *colours, soft)]
+    return TerminalTheme(_rgb(ground), _rgb(ink), ansi, ansi)
+
+
+def _rgb(colour: str) -> tuple[int, int, int]:
+    red, green, blue = bytes.fromhex(colour)
+    return red, green, blue
+
+
+THEMES = {  # ground, ink, soft; red, green, yellow, blue, magenta, cyan
+    "light": _theme("f7f8fa", "1d2430", "5b6575", "b02a37", "146e3c", "8c5a00", "005ca0", "963278", "006e78"),
+    "dark": _theme("161b22", "e6eaf1", "a3adbb", "ff8282", "6ed28c", "f0be5a", "64b4f0", "e39cc4", "5ad2d7"),
 }
 # Without the fonts that rich asks a web server for: a page that is opened offline must look the same.
 SVG = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
 <style>
-.{unique_id}-matrix {{ font-family: ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace; font-size: {char_height}px; line-height: {line_height}px; }}
-.{unique_id}-title {{ font-size: 16px; font-family: system-ui, sans-serif; }}
+.{unique_id}-matrix {{
+  font-family: ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace;
+  font-size: {char_height}px; line-height: {line_height}px;
+}}
 {styles}
 </style>
-<defs><clipPath id="{unique_id}-clip-terminal"><rect x="0" y="0" width="{terminal_width}" height="{terminal_height}"/></clipPath>
+<defs><clipPath id="{unique_id}-clip-terminal">
+<rect x="0" y="0" width="{terminal_width}" height="{terminal_height}"/></clipPath>
 {lines}</defs>
 {chrome}
 <g transform="translate({terminal_x}, {terminal_y})" clip-path="url(#{unique_id}-clip-terminal)">

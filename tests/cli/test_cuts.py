@@ -34,3 +34,15 @@ def test_no_number_is_cut_off_on_a_narrow_terminal(table):
     (line,) = [line for line in printed.splitlines() if line.startswith("block2 ") and "uplink" in line]
     sizes, steps = "block2 19.5 k 78.7 kB 302 kB 16.4 kB", "406 M 151 M 4.68 MB 2.27 MB"
     assert " ".join(line.split()) == f"{sizes} {steps} 0.96 not uplink"
+
+
+def test_algorithms_that_move_the_same_bytes_share_a_column(table):
+    console = Console(file=StringIO(), width=96)
+    print_cuts(console, SMALL, table, Limits())
+    bytes_of_a_round = console.file.getvalue().split("auxiliary):\n")[1].splitlines()
+    heads, first = bytes_of_a_round[:-1], next(line for line in bytes_of_a_round if line.startswith("block1 "))
+    assert any({"fedavg", "splitfed-ss"} <= set(line.split()) for line in heads)
+    assert sum(line.split().count("fedprox") for line in heads) == 1
+    different = {tuple(row.round_bytes[algorithm] for row in table) for algorithm in table[0].round_bytes}
+    assert len(first.split()) == 1 + 2 * len(different)  # a number and its unit
+    assert max(map(len, heads)) <= 96

@@ -155,7 +155,10 @@ def weighs_rows_alike(monkeypatch):
     monkeypatch.setattr(matching, "direction_loss", alike)
 
 
-@pytest.mark.parametrize("fault", [forgets_nothing, scales_by_position, counts_large_gradients_more], ids=lambda fault: fault.__name__)
+RIDGE_FAULTS = [forgets_nothing, scales_by_position, counts_large_gradients_more]
+
+
+@pytest.mark.parametrize("fault", RIDGE_FAULTS, ids=lambda fault: fault.__name__)
 def test_the_oracle_of_ridge_notices(subject, monkeypatch, fault):
     fault(monkeypatch)
     with pytest.raises(AssertionError, match="is off by"):

@@ -68,9 +68,13 @@ def _sizes_table(table: Sequence[CutCosts], limits: Limits) -> Table:
 
 
 def _bytes_table(table: Sequence[CutCosts], limits: Limits) -> Table:
-    shown = _empty_table(*table[0].round_bytes)
-    for row in table:
-        cells = ("-" if moved is None else bytes_text(moved) for moved in row.round_bytes.values())
+    """Algorithms that move the same bytes at every cut have one column, so that the table fits a terminal."""
+    columns: dict[tuple[str, ...], list[str]] = {}
+    for algorithm in table[0].round_bytes:
+        moved = (row.round_bytes[algorithm] for row in table)
+        columns.setdefault(tuple("-" if each is None else bytes_text(each) for each in moved), []).append(algorithm)
+    shown = _empty_table(*map("\n".join, columns.values()))
+    for row, *cells in zip(table, *columns, strict=True):
         shown.add_row(row.point.name, *cells, style="dim" if row.obstacles(limits) else None)
     return shown
 
@@ -79,7 +83,7 @@ def _empty_table(*columns: str) -> Table:
     shown = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
     shown.add_column("cut after", no_wrap=True)
     for name in columns:
-        shown.add_column(name, justify="right", no_wrap=True)
+        shown.add_column(name, justify="right", no_wrap=True, vertical="bottom")
     return shown
 
 
