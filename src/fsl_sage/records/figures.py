@@ -46,6 +46,11 @@ def score_figure(path: Path, metrics: Sequence[dict[str, Any]], score: Score, co
     _save(figure, path)
 
 
+MOST_BARS = 60
+"""Clients that have bars of their own. Beyond, gaps between them would not be seen, and bars by the thousand take
+seconds to draw."""
+
+
 def classes_figure(path: Path, counts: np.ndarray, classes: Sequence[str], config: Config) -> None:
     """The class-label distribution: a bar for each client, a colour for each class. `counts` is [clients, classes]."""
     clients = len(counts)
@@ -54,13 +59,18 @@ def classes_figure(path: Path, counts: np.ndarray, classes: Sequence[str], confi
     shades = colormaps["tab20"](np.linspace(0, 1, 20))
     left = np.zeros(clients)
     for label, name in enumerate(classes):
-        look = {"color": shades[label % 20], "height": 0.8, "label": literal(name)}
-        axes.barh(np.arange(clients), counts[:, label], left=left, **look)
-        left += counts[:, label]
+        right = left + counts[:, label]
+        look = {"color": shades[label % 20], "label": literal(name)}
+        if clients <= MOST_BARS:
+            axes.barh(np.arange(clients), right - left, left=left, height=0.8, **look)
+        else:
+            edges = np.arange(clients + 1) - 0.5
+            axes.stairs(right, edges, baseline=left, orientation="horizontal", fill=True, **look)
+        left = right
     axes.set(xlabel="training examples", ylabel="client", ylim=(clients - 0.4, -0.6))
     axes.set_title(literal(subject([flatten(to_dict(config))], of_model=False)), fontsize="medium")
     # A row has room for its number while the figure grows with the clients, and a little longer.
-    axes.yaxis.set_major_locator(FixedLocator(range(clients)) if clients <= 60 else MaxNLocator(integer=True))
+    axes.yaxis.set_major_locator(FixedLocator(range(clients)) if clients <= MOST_BARS else MaxNLocator(integer=True))
     if clients > 33:
         axes.tick_params(axis="y", labelsize="x-small")
     if len(classes) <= 20:
