@@ -22,6 +22,7 @@ RESULTS = HERE / "results"
 
 IMAGES = "cifar10-10k-images"
 FSL_SAGE = ("--algorithms", "fsl-sage")
+ONE = (*FSL_SAGE, "--seeds", "1", "--alpha", "iid")
 TRIAL = (*FSL_SAGE, "--seeds", "1", "--alpha", "iid", "0.1")
 SMALL = ("--codec.preset", "small")
 DRIFT = ("--align-when", "drift", "--align-below", "0.5", "--align-every", "2")
@@ -48,6 +49,11 @@ STUDIES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "samples": (f"cpu/{IMAGES}", *TRIAL, "--alignment.samples", "1024"),
         "upload2": (f"cpu/{IMAGES}", *TRIAL, "--upload-every", "2"),
         "upload1": (f"cpu/{IMAGES}", *TRIAL, "--upload-every", "1"),
+    },
+    "cifar10-10k-estimators": {
+        "ridge": (f"cpu/{IMAGES}", *ONE, "--model.auxiliary", "ridge", "--align-every", "1"),
+        "cosine": (f"cpu/{IMAGES}", *ONE, "--alignment.loss", "cosine"),
+        "linear": (f"cpu/{IMAGES}", *ONE, "--model.auxiliary", "linear"),
     },
     IMAGES: {"": (f"cpu/{IMAGES}",)},
     "fewer-bytes": {

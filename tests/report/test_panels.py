@@ -1,5 +1,7 @@
 """Panels of figures and the legend above them."""
 
+from itertools import pairwise
+
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
@@ -16,3 +18,15 @@ def test_a_legend_is_never_wider_than_its_figure(panels, names):
     extent = drawing.figure.legends[0].get_window_extent(canvas.get_renderer())
     assert extent.x0 >= 0
     assert extent.x1 <= drawing.figure.bbox.width
+
+
+@pytest.mark.parametrize("panels", [1, 3])
+def test_titles_of_many_options_do_not_meet(panels):
+    title = ", ".join(f"alignment batch size {number}, hold 0.03" for number in range(9))
+    (drawing,) = pages("name", "caption", [(title, None)] * panels, lambda axes, _: None)
+    canvas = FigureCanvasAgg(drawing.figure)
+    canvas.draw()
+    extents = [axes.title.get_window_extent(canvas.get_renderer()) for axes in drawing.figure.axes]
+    assert all(before.x1 < after.x0 for before, after in pairwise(extents))
+    assert extents[0].x0 >= 0
+    assert extents[-1].x1 <= drawing.figure.bbox.width

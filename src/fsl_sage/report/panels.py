@@ -1,6 +1,7 @@
 """The panels of a report's figures: their look, their place on a page, their lines; drawn with matplotlib."""
 
 import math
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from io import BytesIO
 from itertools import pairwise
@@ -96,7 +97,7 @@ def pages(
         grid = figure.subplots(rows, columns, squeeze=False).ravel()
         for axes, (title, content) in zip(grid, part, strict=False):
             paint(axes, content)
-            axes.set_title(literal(title))
+            axes.set_title(literal(_in_lines(title, width * wide)))
         for axes in grid[len(part) :]:
             axes.set_axis_off()
         if legend:
@@ -112,6 +113,15 @@ def give_title(figure: Figure, title: str) -> None:
         figure.legends[0].set_title(literal(title), prop=FontProperties(size=11))
     else:
         figure.suptitle(literal(title), fontsize=11)
+
+
+_BOLD_LETTER, _LINES = 0.1, 3
+"""Inches that a letter of a panel's title takes, and the lines that it may have."""
+
+
+def _in_lines(title: str, width: float) -> str:
+    """A title that fits into so many inches. Settings that differ in many options have all of them in the tables."""
+    return textwrap.fill(title, int(width / _BOLD_LETTER), max_lines=_LINES, placeholder=" …")
 
 
 _HANDLE, _LETTER = 0.7, 0.08
