@@ -73,6 +73,10 @@ STUDIES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "sizes": ("cpu/cifar10-10k-auxiliary-size", *BOTH),
     },
     "cifar100-9999-test-images": {"": ("cpu/cifar100-9999-test-images",)},
+    "imdb-minilm-estimators": {
+        "cosine": ("cpu/imdb-minilm", *FSL_SAGE, "--alignment.loss", "cosine"),
+        "ridge": ("cpu/imdb-minilm", *FSL_SAGE, "--model.auxiliary", "ridge", "--align-every", "1"),
+    },
     "smollm2_e2e": {
         "blocks": ("cpu/smollm2_e2e", "--alignment.max-passes", "None"),
         "ridge": ("cpu/smollm2_e2e_ridge", "--parameter-fidelity", "3"),

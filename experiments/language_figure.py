@@ -1,6 +1,6 @@
 """The curves of the studies on SmolLM2-135M in one figure: python experiments/language_figure.py
 
-Test loss against MB, a panel for each cut, a line for each seed. It becomes loss-cuts.png in the figures of
+Test loss against MB, a panel for each cut, a line for each seed: that of the second seed is fainter. It becomes loss-cuts.png in the figures of
 results/smollm2_e2e. Printed are the rows of the table in docs/language-models.md.
 """
 
@@ -34,6 +34,11 @@ def curve_of(run: Run) -> str:
     return SAME.get(name, name)
 
 
+def seed_of(run: Run) -> str:
+    """By its name."""
+    return run.name.rpartition("seed")[2]
+
+
 def megabytes(run: Run) -> list[float]:
     """What had moved after each round, by the paper's convention."""
     return [line["bytes_paper"] / 1e6 for line in run.metrics]
@@ -48,7 +53,8 @@ def paint(axes: Axes, runs: list[Run]) -> None:
     """The curves of one cut."""
     for run in runs:
         _, colour, dash, marker = CURVES[curve_of(run)]
-        axes.plot(megabytes(run), losses(run), color=colour, linestyle=dash, marker=marker, markersize=3, linewidth=1.2)
+        look = {"color": colour, "linestyle": dash, "marker": marker, "alpha": 1 if seed_of(run) == "1" else 0.45}
+        axes.plot(megabytes(run), losses(run), markersize=3, linewidth=1.3, **look)
     axes.set(xlabel="communication, MB (the paper's convention)", ylabel="test loss", ylim=(1.44, 1.96))
 
 
@@ -65,9 +71,8 @@ def main() -> None:
             save(drawing, RESULTS / "smollm2_e2e" / "report" / "figures")
     for cut, runs in studies.items():
         for run in sorted(runs, key=lambda run: (list(CURVES).index(curve_of(run)), run.name)):
-            seed, found = run.name.rpartition("seed")[2], losses(run)
-            shown = ", ".join(f"{loss:.3f}" for loss in found)
-            print(f"| {CUTS[cut]} | {CURVES[curve_of(run)][0]}, seed {seed} | {shown} | {megabytes(run)[-1]:.0f} |")
+            name, shown = CURVES[curve_of(run)][0], ", ".join(f"{loss:.3f}" for loss in losses(run))
+            print(f"| {CUTS[cut]} | {name}, seed {seed_of(run)} | {shown} | {megabytes(run)[-1]:.0f} |")
 
 
 if __name__ == "__main__":
