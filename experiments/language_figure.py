@@ -1,7 +1,7 @@
 """The curves of the studies on SmolLM2-135M in one figure: python experiments/language_figure.py
 
-Test loss against MB, a panel for each cut, a line for each seed: that of the second seed is fainter. It becomes loss-cuts.png in the figures of
-results/smollm2_e2e. Printed are the rows of the table in docs/language-models.md.
+Test loss against MB, a panel for each cut, a line for each seed: that of the second seed is fainter. It becomes
+loss-cuts.png in the figures of results/smollm2_e2e. Printed are the rows of the table in docs/language-models.md.
 """
 
 from pathlib import Path
