@@ -1,6 +1,7 @@
 """Running a grid: what is finished, interrupted, failed or another run."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from fsl_sage.compare.scheduler import locked, run_grid
 from fsl_sage.config import load_preset
 from fsl_sage.errors import InputError
 from fsl_sage.records.run_directory import RunDirectory
+from fsl_sage.report.options import recorded_options
 from tests.compare.small_grid import grid_of, processes_of
 from tests.report.made_up import write_run
 
@@ -38,6 +40,14 @@ def test_a_directory_that_holds_another_run_is_refused(preset, tmp_path):
     write_run(tmp_path / name, replace(load_preset(preset), rounds=7))
     with pytest.raises(InputError, match=f"{name} holds a run with other options .--rounds 7, not 2.: give another"):
         grid_of(preset, tmp_path)
+
+
+def test_where_the_data_lie_matters_to_code_of_the_users_own_alone(preset, tmp_path):
+    (each,) = grid_of(preset, tmp_path, algorithms=("cse-fsl",), seeds=(1,))
+    there, asked = (replace(each.plan.config.data, dir=Path(name)) for name in ("there", "here"))
+    for name, same in (("cifar10", True), ("my_data:problem", False)):
+        configs = [replace(each.plan.config, data=replace(data, name=name)) for data in (there, asked)]
+        assert (recorded_options(configs[0]) == recorded_options(configs[1])) is same
 
 
 def test_a_run_that_differs_in_what_its_algorithm_does_not_know_is_the_same(preset, tmp_path):

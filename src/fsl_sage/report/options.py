@@ -11,6 +11,7 @@ from fsl_sage.config import (
     NO_PART_OF_THE_RESULT,
     RESPELLED,
     Config,
+    brings_modules,
     convert,
     defaults_of,
     flatten,
@@ -52,13 +53,16 @@ def options_of(config: Config) -> dict[str, Any]:
 
 
 def recorded_options(config: Config) -> dict[str, Any]:
-    """The options, by path, that can change what a run of this algorithm writes down."""
+    """The options, by path, that can change what a run of this algorithm writes down.
+
+    Where the files of a data set lie changes nothing, unless the user's own code reads them.
+    """
     config = resolve(config)
+    silent = set(NO_PART_OF_THE_RESULT) | (set() if brings_modules(config) else {"data.dir"})
     return {
         path: value
         for path, value in options_of(config).items()
-        if path not in NO_PART_OF_THE_RESULT
-        and (concerns(config.algorithm, path) or has_option(config.algorithm, path))
+        if path not in silent and (concerns(config.algorithm, path) or has_option(config.algorithm, path))
     }
 
 
