@@ -39,7 +39,7 @@ class Sums:
     ) -> None:
         """Add an upload, after a part of all before it is forgotten.
 
-        One whose gradients are not finite, or all zero, is left out.
+        One whose gradients are not finite, or all zero, or that has no example with a loss, is left out.
 
         Args:
             ridge: Makes the features.
@@ -52,8 +52,9 @@ class Sums:
             return
         x, rows = ridge.rows(z, target)
         g = ridge.gradients(rows, gradient).to(x.dtype)
-        if not (scale := float(wide(g).square().mean())):
+        if not bool(g.any()):  # nor where there are no rows
             return
+        scale = float(wide(g).square().mean())
         self.features *= 1 - forgetting
         self.products *= 1 - forgetting
         for some, own in zip(torch.split(x, CHUNK), torch.split(g, CHUNK), strict=True):

@@ -76,6 +76,26 @@ def test_what_is_linear_in_the_features_is_found_exactly(ridge, given):
     torch.testing.assert_close(ours, ridge.estimate((z[0].double(),), target), rtol=1e-5, atol=1e-5)
 
 
+def nothing_has_a_loss(target):
+    return target | {"mask": torch.zeros_like(target["mask"])}
+
+
+@pytest.mark.parametrize(
+    ("changed", "factor"),
+    [(dict, 0.0), (dict, math.nan), (nothing_has_a_loss, 1.0)],
+    ids=["zero gradients", "nan gradients", "no token with a loss"],
+)
+def test_uploads_that_say_nothing_are_left_out(changed, factor):
+    """A client may send texts whose sentences were all cut off: they must not spoil the sums of the others."""
+    ridge = of_texts()
+    sums = Sums.nothing(ridge, CPU)
+    z, target = texts()
+    sums.add(ridge, z, target, torch.randn_like(z[0]), 0.1)
+    before = {name: each.clone() for name, each in sums.state().items()}
+    sums.add(ridge, z, changed(target), torch.ones_like(z[0]) * factor, 0.1)
+    torch.testing.assert_close(sums.state(), before, rtol=0, atol=0)
+
+
 def test_padding_changes_nothing():
     """Uploads are put together with zeros at the end of shorter texts."""
     ridge = of_texts(9)
