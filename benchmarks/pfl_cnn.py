@@ -1,4 +1,4 @@
-"""Small models, many clients, beside pfl-research: seconds of a round here over seconds of a round there.
+"""Small models, many clients, beside pfl-research: the seconds of a round there over those of a round here.
 
     pip install --target build/pfl pfl==0.6.0        # apart: it asks for older packages than the others here
     PYTHONPATH=build/pfl python -m benchmarks.pfl_cnn

@@ -33,7 +33,18 @@ def test_no_number_is_cut_off_on_a_narrow_terminal(table):
     assert "…" not in printed
     (line,) = [line for line in printed.splitlines() if line.startswith("block2 ") and "uplink" in line]
     sizes, steps = "block2 19.5 k 78.7 kB 302 kB 16.4 kB", "406 M 151 M 4.68 MB 2.27 MB"
-    assert " ".join(line.split()) == f"{sizes} {steps} 0.96 not uplink"
+    assert " ".join(line.split()) == f"{sizes} {steps} 0.96 no: uplink"
+
+
+def test_a_cut_without_an_auxiliary_does_not_fit(table):
+    """It needs no memory that is known, and none that is too much."""
+    console = Console(file=StringIO(), width=96)
+    print_cuts(console, SMALL, table, Limits(client_memory=50e6))
+    sizes = console.file.getvalue().split("FLOPs and memory")[0].splitlines()
+    ends = {line.split()[0]: line for line in sizes if line.startswith(("block3", "head"))}
+    assert ends["block3.conv"].rstrip().endswith("yes")
+    assert ends["block3.bn"].rstrip().endswith("no auxiliary")
+    assert ends["head.flatten"].rstrip().endswith("no auxiliary")
 
 
 def test_algorithms_that_move_the_same_bytes_share_a_column(table):

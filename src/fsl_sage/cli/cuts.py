@@ -24,13 +24,15 @@ def print_cuts(console: Console, config: Config, table: Sequence[CutCosts], limi
         highlight=False,
     )
     if any(row.revealed is not None for row in table):
-        console.print("Reveals: distance correlation of images with what crosses; 1 is the image itself.")
+        console.print(
+            "Reveals: distance correlation of images with what crosses; 1 is the image itself.", highlight=False
+        )
     console.print(
         "Bytes of a round (labels included; fsl-sage when it does not align; - where there is no such auxiliary):",
         highlight=False,
     )
     _print_whole(console, _bytes_table(table, limits))
-    console.print(recommend(table, limits, config.algorithm), highlight=False, soft_wrap=True)
+    console.print(recommend(table, limits, config.algorithm), highlight=False, soft_wrap=not console.is_terminal)
 
 
 def _print_whole(console: Console, shown: Table) -> None:
@@ -61,10 +63,16 @@ def _sizes_table(table: Sequence[CutCosts], limits: Limits) -> Table:
             *("-" if step is None else operations_text(step.step_flops) for step in (row.client, row.server)),
             *("-" if step is None else bytes_text(step.memory) for step in (row.client, row.server)),
             "-" if row.revealed is None else f"{row.revealed:.2f}",
-            f"not {', '.join(obstacles)}" if obstacles else "yes",
+            _fits(obstacles),
             style="dim" if obstacles else None,
         )
     return shown
+
+
+def _fits(obstacles: Sequence[str]) -> str:
+    if not obstacles:
+        return "yes"
+    return "no auxiliary" if "auxiliary" in obstacles else f"no: {', '.join(obstacles)}"
 
 
 def _bytes_table(table: Sequence[CutCosts], limits: Limits) -> Table:

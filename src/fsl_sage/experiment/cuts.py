@@ -57,13 +57,15 @@ class CutCosts:
         return (self.round_bytes[_column(algorithm)] or 0) / (1 - min(self.revealed or 0.0, 0.999))
 
     def obstacles(self, limits: Limits) -> list[str]:
-        """The limits that this cut exceeds: memory, uplink, FLOPs."""
+        """The limits that this cut exceeds: memory, uplink, FLOPs; or auxiliary, where it allows none."""
+        if self.client is None or self.sent is None:
+            return ["auxiliary"]
         wanted = {
-            "memory": (self.client.memory if self.client else None, limits.client_memory),
+            "memory": (self.client.memory, limits.client_memory),
             "uplink": (self.sent, limits.uplink),
-            "FLOPs": (self.client.step_flops if self.client else None, limits.client_flops),
+            "FLOPs": (self.client.step_flops, limits.client_flops),
         }
-        return [name for name, (need, limit) in wanted.items() if limit is not None and (need is None or need > limit)]
+        return [name for name, (need, limit) in wanted.items() if limit is not None and need > limit]
 
 
 def cuts_of(config: Config) -> list[CutCosts]:
@@ -215,9 +217,11 @@ def _possible(cuts: Sequence[CutCosts], algorithm: str) -> list[CutCosts]:
 def recommend(cuts: Sequence[CutCosts], limits: Limits, algorithm: str) -> str:
     """The cut to take, and why, in a sentence or two."""
     possible, chosen = _possible(cuts, algorithm), best(cuts, limits, algorithm)
+    if not possible:
+        return "No cut has something to train at the client and such an auxiliary: --model.auxiliary chooses another."
     if chosen is None:
-        least = min(possible or cuts, key=lambda each: len(each.obstacles(limits)))
-        broken = " and ".join(least.obstacles(limits)) or "its auxiliary"
+        least = min(possible, key=lambda each: len(each.obstacles(limits)))
+        broken = " and ".join(least.obstacles(limits))
         return f"No cut fits these limits; {least.point.name} comes closest, it only breaks {broken}."
     out = sum(bool(each.obstacles(limits)) for each in possible)
     among = f"Of the {len(possible) - out} cuts that fit ({out} do not)" if out else f"Of {len(possible)} cuts"
