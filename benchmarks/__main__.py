@@ -2,6 +2,7 @@
 
 from benchmarks import (
     alignment,
+    bf16,
     codecs,
     cut_memory,
     ray_engine,
@@ -15,6 +16,7 @@ from benchmarks.timing import summary
 
 if __name__ == "__main__":
     startup.main()
+    bf16.main()
     resnet_step.main()
     split_overhead.main()
     cut_memory.main()

@@ -39,7 +39,7 @@ STUDIES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "heron": ("cpu/family", "--algorithms", "heron-sfl", *HERON),
     },
     "family-sgd": {"": ("cpu/family-sgd",)},
-    "niid-bench": {"": ("cpu/niid-bench", "--rounds", "30")},  # of 50: two hours of two cores
+    "niid-bench": {"": ("cpu/niid-bench", "--rounds", "24")},  # of 50: two hours of two cores
     "cifar10-10k-choices": {
         "base": (f"cpu/{IMAGES}", *TRIAL),
         "start": (f"cpu/{IMAGES}", *TRIAL, "--align-at", "start"),

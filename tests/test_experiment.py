@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import warnings
 from collections import OrderedDict
 from dataclasses import replace
 
@@ -20,6 +21,7 @@ from fsl_sage.problems.parts import build_model
 from fsl_sage.records.files import load_tensors
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.wire.ledger import BEFORE, NOT_IN_PAPER
+from fsl_sage.wire.message import ACTIVATIONS
 from fsl_sage.wire.paths import by_client
 
 ALGORITHMS = ["fsl-sage", "cse-fsl", "splitfed-ms", "splitfed-ss", "fedavg"]
@@ -646,6 +648,24 @@ def test_schedules_run(tiny):
     assert constant[1]["test_loss"] != cosine[1]["test_loss"]
 
 
-def test_bf16(tiny):
-    result = run(tiny(precision="bf16", rounds=1))
-    assert np.isfinite(result.metrics[0]["test_loss"])
+def test_bf16_moves_half_the_smashed_data_and_has_the_same_bits_again(tiny):
+    plain, brief, again = (run(tiny(precision=precision)) for precision in ("float32", "bf16", "bf16"))
+    assert np.isfinite(brief.metrics[-1]["test_loss"])
+    assert brief.metrics[-1]["test_loss"] != plain.metrics[-1]["test_loss"]
+    assert brief.metrics[-1]["test_loss"] == again.metrics[-1]["test_loss"]
+    sent = [
+        sum(entry.bytes for entry in RunDirectory(result.directory).ledger() if entry.kind == ACTIVATIONS)
+        for result in (plain, brief)
+    ]
+    assert sent[0] == 2 * sent[1] > 0
+
+
+def test_bf16_warns_where_it_does_not_pay(tiny, monkeypatch):
+    able = {"architecture": "x86_64", "avx512_bf16": False}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: able)
+    with pytest.warns(RunWarning, match="bf16 does not pay here: this CPU has no products of bfloat16 numbers"):
+        run(tiny(precision="bf16", rounds=1))
+    able["avx512_bf16"] = True
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RunWarning)
+        run(tiny(precision="bf16", rounds=1))

@@ -9,6 +9,15 @@ def dtype_of(precision: str) -> torch.dtype:
     return torch.float64 if precision == "float64" else torch.float32
 
 
+def multiplies_bfloat16() -> bool:
+    """Whether this CPU has products of bfloat16 numbers; where it has none, they take longer than those of float32.
+
+    Only of x86 is it known: other processors are taken to have them.
+    """
+    able = torch.cpu.get_capabilities()
+    return able.get("architecture") != "x86_64" or bool(able.get("avx512_bf16") or able.get("amx_bf16"))
+
+
 def all_finite(tensor: Tensor) -> bool:
     """Whether no element is infinite or NaN; so it is where there are only shapes."""
     if tensor.is_meta or not tensor.is_floating_point() or not tensor.numel():

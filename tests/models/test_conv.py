@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fsl_sage.models import Conv2d, ResNet18
-from fsl_sage.models.conv import _tables, gradients_of_inputs
+from fsl_sage.models.conv import _dense, _tables, gradients_of_inputs
 
 # images, channels in and out, map, kernel, stride: everything in ResNet-18 that becomes matrix products, in small
 SMALL = [
@@ -129,11 +129,59 @@ def test_gradients_of_gradients_by_finite_differences() -> None:
         assert torch.autograd.gradgradcheck(conv, x, fast_mode=True)
 
 
-def test_autocast_and_half_precision_are_the_plain_operation() -> None:
+def test_the_one_product_of_two_by_two_pixels() -> None:
+    """What bfloat16 takes there is exact, so double precision shows every mistake."""
+
+    class Dense(Conv2d):
+        def _small(self, x: Tensor) -> Tensor:
+            return _dense(x, self.weight)
+
+    ours, theirs, x = pair((3, 6, 10, 2, 3, 1), torch.float64)
+    ours.__class__ = Dense
+    for found, expected in zip(gradients(ours, x), gradients(theirs, x), strict=True):
+        assert relative(found, expected) < 1e-12
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("case", [*SMALL, *RESNET], ids=str)
+def test_bfloat16_loses_no_more_than_its_own_digits(case: Case, bias: bool) -> None:
+    """Outputs and gradients by bfloat16 factors, against those of the same factors in double precision."""
+    ours, theirs, x = pair(case, torch.float32, bias)
+    x = x.relu().bfloat16()
+    given = torch.Generator().manual_seed(2)
+    found, expected = [], []
+    for conv, dtype, results in ((ours, torch.float32, found), (theirs, torch.float64, expected)):
+        conv.to(dtype).weight.data = conv.weight.data.bfloat16().to(dtype)
+        z = (x if conv is ours else x.double()).clone().requires_grad_()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=conv is ours):
+            y = conv(z)
+        g = torch.randn(y.shape, generator=given.manual_seed(2)).bfloat16()
+        y.backward(g.to(y.dtype))
+        results += [y.detach(), z.grad, *(weight.grad for weight in conv.parameters())]
+    assert found[0].dtype == torch.bfloat16
+    assert [each.dtype for each in found[2:]] == [torch.float32] * (1 + bias)
+    for one, other in zip(found, expected, strict=True):
+        assert relative(one.double(), other) < 2**-7  # rounded to 8 bits, twice where a sum is in parts
+
+
+def test_no_winograd_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("fsl_sage.models.conv._by_products", refuse)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for case in (*SMALL, *RESNET):
+            ours, _, x = pair(case, torch.float32)
+            ours(x)
+
+
+def test_larger_maps_in_bfloat16_and_half_precision_are_the_plain_operation() -> None:
     ours, theirs, x = pair((2, 32, 16, 4, 3, 1), torch.float32)
     x = x.contiguous(memory_format=torch.channels_last)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert ours(x).dtype == torch.bfloat16
+        assert torch.equal(ours(x), theirs(x))
+    with torch.autocast("cpu", dtype=torch.float16):
         assert torch.equal(ours(x), theirs(x))
     assert torch.equal(ours.bfloat16()(x.bfloat16()), theirs.bfloat16()(x.bfloat16()))
 

@@ -272,7 +272,8 @@ class Config:
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
     precision: Literal["float32", "bf16", "float64"] = "float32"
-    """bf16: forward passes under bfloat16 autocast. float64: weights and images in double precision."""
+    """bf16: passes under bfloat16 autocast, faster where the CPU has products of such numbers; what crosses the cut is
+    bfloat16 then. float64: weights and images in double precision."""
     threads: int = 1
     """torch threads of every worker, of the S-server and of the evaluation; part of the result's bits."""
     workers: int | None = None

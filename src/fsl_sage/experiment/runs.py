@@ -26,6 +26,7 @@ from fsl_sage.experiment.result import Result
 from fsl_sage.experiment.round_metrics import finite, footprints_in, stop_reason, summary
 from fsl_sage.experiment.setup import check_config, make_setup
 from fsl_sage.models import save_adapters
+from fsl_sage.precision import multiplies_bfloat16
 from fsl_sage.problems.base import Problem
 from fsl_sage.problems.make import make_problem, named
 from fsl_sage.problems.score import Score
@@ -303,6 +304,13 @@ def _build(engine: Callable[[Setup], Engine], directory: RunDirectory, config: C
     if config.parameter_fidelity is not None:
         Probe(setup, "--parameter-fidelity")
     say_disk_use(setup, directory.clients)
+    if config.precision == "bf16" and setup.settings.device.type == "cpu" and not multiplies_bfloat16():
+        warn(
+            "--precision bf16 does not pay here: this CPU has no products of bfloat16 numbers (AVX-512 BF16 or AMX). "
+            "float32 is faster and keeps more digits.",
+            RunWarning,
+            stacklevel=5,
+        )
     _draw_classes(directory, config, setup, problem)
     return Federation(setup, engine(setup))
 

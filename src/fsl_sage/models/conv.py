@@ -4,6 +4,10 @@ On maps of 1x1 and 2x2 pixels a padded 3x3 convolution multiplies mostly zeros, 
 has to. Here it becomes a few products of matrices that never meet a padded zero: one for every output pixel where it
 has a stride (`_by_taps`), Winograd's minimal filtering where it has none (`_by_products`). All of it is differentiable
 as often as wanted.
+
+Under bfloat16 autocast the products have bfloat16 factors and are summed in float32. Winograd's have none of it: their
+sums and differences would multiply the rounding of a factor by six. There 2x2 maps take one plain product (`_dense`),
+and larger ones torch's own convolution, which is faster in bfloat16 than Winograd's products in float32.
 """
 
 import threading
@@ -28,8 +32,7 @@ Array = NDArray[np.float64]
 class Conv2d(nn.Conv2d):
     """`nn.Conv2d`: the same parameters, the same numbers up to rounding.
 
-    Away from small maps on a CPU it is `nn.Conv2d`'s own operation; also under autocast and in half precision, where
-    the sums and differences of Winograd's products would cost too many digits.
+    Away from small maps on a CPU it is `nn.Conv2d`'s own operation; also where weights are in half precision.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -40,9 +43,11 @@ class Conv2d(nn.Conv2d):
 
     def _pays(self, x: Tensor) -> bool:
         """Whether the matrix products are faster: measured with one thread, 16 to 256 images, 16 to 512 channels."""
-        if x.device.type != "cpu" or x.dim() != 4 or torch.is_autocast_enabled("cpu"):
+        if x.device.type != "cpu" or x.dim() != 4 or self.groups != 1 or self.padding_mode != "zeros":
             return False
-        if x.dtype not in (torch.float32, torch.float64) or self.groups != 1 or self.padding_mode != "zeros":
+        if torch.is_autocast_enabled("cpu") != _brief():  # float16
+            return False
+        if x.dtype not in (torch.float32, torch.bfloat16 if _brief() else torch.float64):
             return False
         images, channels, rows, columns = x.shape
         if self.kernel_size == (1, 1):
@@ -50,21 +55,30 @@ class Conv2d(nn.Conv2d):
         if self.kernel_size != (3, 3) or self.padding != (1, 1) or self.dilation != (1, 1) or rows != columns:
             return False
         if self.stride == (1, 1):
-            enough = {1: True, 2: True, 4: channels >= 32, 8: channels >= 64 and images >= 64}
+            winograd = {} if _brief() else {4: channels >= 32, 8: channels >= 64 and images >= 64}
+            enough = {1: True, 2: True, **winograd}
         else:
             enough = {2: True, 4: images >= 64} if self.stride == (2, 2) else {}
         return enough.get(rows, False)
 
     def _small(self, x: Tensor) -> Tensor:
+        weight = self.weight
+        if _brief():
+            x, weight = x.bfloat16(), weight.bfloat16()
         if self.kernel_size == (1, 1):
-            y = _every_second(x, self.weight)
+            y = _every_second(x, weight)
         elif x.shape[2] == 1:
-            y = _middle_tap(x, self.weight)
+            y = _middle_tap(x, weight)
         elif self.stride == (1, 1):
-            y = _by_products(x, self.weight)
+            y = _dense(x, weight) if _brief() else _by_products(x, weight)
         else:
-            y = _by_taps(x, self.weight)
-        return y if self.bias is None else y + self.bias[:, None, None]
+            y = _by_taps(x, weight)
+        return y if self.bias is None else y + self.bias[:, None, None].to(y.dtype)
+
+
+def _brief() -> bool:
+    """Whether this thread computes in bfloat16, by autocast."""
+    return torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
 
 
 def _every_second(x: Tensor, weight: Tensor) -> Tensor:
@@ -86,6 +100,18 @@ def _by_taps(x: Tensor, weight: Tensor) -> Tensor:
     filters = torch.split(weight.flatten(2).transpose(1, 2).index_select(1, torch.tensor(taps)), counts, dim=1)
     y = [patch.flatten(1) @ filter.flatten(1).T for patch, filter in zip(patches, filters, strict=True)]
     return _map(torch.stack(y, dim=1), x.shape[2] // 2, x.shape[2] // 2)
+
+
+def _dense(x: Tensor, weight: Tensor) -> Tensor:
+    """2x2 pixels, each of which meets all four: one product. x [N, C, 2, 2], weight [K, C, 3, 3]."""
+    (N, C, _, _), K = x.shape, weight.shape[0]
+    places = list(product(range(2), range(2)))
+    meetings = product(places, places)  # of an output pixel with an input pixel
+    taps = [3 * (row - own_row + 1) + column - own_column + 1 for (own_row, own_column), (row, column) in meetings]
+    filters = weight.flatten(2).transpose(1, 2).index_select(1, torch.tensor(taps)).view(K, 4, 4 * C)
+    pixels = x.permute(0, 2, 3, 1).reshape(N, 4 * C)
+    y = pixels @ filters.transpose(0, 1).reshape(4 * K, 4 * C).T
+    return _map(y.view(N, 4, K), 2, 2)
 
 
 def _pixels(x: Tensor, which: list[int]) -> Tensor:

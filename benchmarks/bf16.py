@@ -1,0 +1,69 @@
+"""What `--precision bf16` saves on this CPU: processor seconds in float32 over those in bfloat16, one thread.
+
+A training step of ResNet-18, and rounds of FSL-SAGE, CSE-FSL and FedAvg with four clients of two steps each, batch 256,
+without alignment and evaluation. On a CPU without products of bfloat16 numbers there is nothing to save.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+
+from benchmarks.resnet_step import images
+from benchmarks.rounds import Ours, config_for
+from benchmarks.timing import CONSOLE, at_least, compare_cpu, note
+from fsl_sage.engines.process import prepare_process
+from fsl_sage.experiment.setup import make_setup
+from fsl_sage.models import ResNet18
+from fsl_sage.precision import multiplies_bfloat16
+
+BATCH, STEPS = 256, 2
+
+
+def training_step(*, brief: bool) -> Callable[[], None]:
+    """Forward, loss, backward and Adam of ResNet-18."""
+    torch.manual_seed(0)
+    model = ResNet18()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, weight_decay=1e-4, fused=True)
+    x, target = images(BATCH)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=brief):
+            loss = F.cross_entropy(model(x), target)
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def rounds_of(algorithm: str, precision: str) -> Ours:
+    """Plays rounds of this algorithm."""
+    config = config_for(algorithm, "resnet18", BATCH)
+    data = replace(config.data, train_images=4 * STEPS * BATCH)
+    return Ours(make_setup(replace(config, precision=precision, data=data)))
+
+
+def main(repeats: int = 7) -> None:
+    """Print the ratios."""
+    if not multiplies_bfloat16():
+        CONSOLE.print("This CPU has no products of bfloat16 numbers (AVX-512 BF16 or AMX): bf16 does not pay here.")
+        return
+    threads = torch.get_num_threads()
+    prepare_process(threads=1)
+    ratio = compare_cpu(training_step(brief=False), training_step(brief=True), repeats)
+    CONSOLE.print(f"a ResNet-18 step, batch {BATCH}, float32 over bf16: {ratio}")
+    note(f"a ResNet-18 step in float32 over one in bf16, batch {BATCH}", ratio.median, at_least(1.5))
+    for algorithm in ("fsl-sage", "cse-fsl", "fedavg"):
+        sides = [rounds_of(algorithm, precision) for precision in ("float32", "bf16")]
+        ratio = compare_cpu(*(side.play for side in sides), 3)
+        CONSOLE.print(f"a round of {algorithm}, batch {BATCH}, float32 over bf16: {ratio}")
+        note(f"a round of {algorithm} in float32 over one in bf16, batch {BATCH}", ratio.median, at_least(1.5))
+        for side in sides:
+            side.close()
+    torch.set_num_threads(threads)
+
+
+if __name__ == "__main__":
+    main()
