@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fsl_sage.cli.terminal import Display
-from fsl_sage.config import Config
+from fsl_sage.cli.terminal import Display, print_summary
+from fsl_sage.config import Config, DataConfig
 from fsl_sage.records.pace import time_left
 
 ROUND = {
@@ -32,6 +32,27 @@ def shown(terminal):
     finally:
         display.stop()
     return out.getvalue()
+
+
+def test_a_path_is_no_markup(tmp_path):
+    place = tmp_path / "my runs" / "a[/b]"
+    result = {
+        "final_loss": 1.0,
+        "best_score": 0.5,
+        "best_round": 0,
+        "final_score": 0.5,
+        "elapsed_seconds": 1.0,
+        "stopped": "",
+    }
+    result |= dict.fromkeys(("bytes_paper", "bytes_total", "bytes_whole_models"), 1)
+    out = io.StringIO()
+    print_summary(Console(file=out, width=200), place, Config(), result)
+    assert str(place / "model.safetensors") in out.getvalue()
+    display = Display(Console(file=io.StringIO(), force_terminal=True))
+    try:
+        display.start(Config(algorithm="mine:A[/b]", data=DataConfig(name="npz:a[/b].npz")), place, [])
+    finally:
+        display.stop()
 
 
 def test_a_file_gets_plain_lines():

@@ -165,3 +165,44 @@ def test_a_new_checkpoint_brings_everything_along(tmp_path):
 class Ended:
     def poll(self):
         return 0
+
+
+def test_files_go_when_what_replaces_them_is_there(tmp_path, monkeypatch):
+    """A kill in between must not leave a checkpoint that names files which are gone, nor neither of two results."""
+    write_files(tmp_path, {"clients/0-old": b"old", "checkpoint.safetensors": b"names 0-old"})
+
+    class KillError(Exception):
+        pass
+
+    def killed(path, content):
+        raise KillError
+
+    monkeypatch.setattr(on_ray, "write_bytes", killed)
+    for news in (
+        {"clients/0-old": None, "clients/0-new": b"new", "checkpoint.safetensors": b"names 0-new"},
+        {"clients/0-old": None, "checkpoint.safetensors": None, "result.json": b"{}"},
+    ):
+        with pytest.raises(KillError):
+            write_files(tmp_path, news)
+        assert read_files(tmp_path) == {"clients/0-old": b"old", "checkpoint.safetensors": b"names 0-old"}
+
+
+def test_files_that_were_read_while_a_checkpoint_came_wait(tmp_path, monkeypatch):
+    class Going:
+        def poll(self):
+            return None
+
+    seat = Seat()
+    seat._path, seat._process, seat._known = tmp_path, Going(), {}
+    write_files(tmp_path, {"clients/0-a": b"a", "checkpoint.safetensors": b"names a"})
+    read = on_ray.read_files
+
+    def slowly(path, names=None):
+        files = read(path, names)
+        write_files(path, {"clients/0-a": None, "clients/0-b": b"b", "checkpoint.safetensors": b"it names b"})
+        return files
+
+    monkeypatch.setattr(on_ray, "read_files", slowly)
+    assert seat.news() == ({}, None)
+    monkeypatch.setattr(on_ray, "read_files", read)
+    assert seat.news() == ({"clients/0-b": b"b", "checkpoint.safetensors": b"it names b"}, None)

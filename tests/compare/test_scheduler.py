@@ -1,5 +1,7 @@
 """Running a grid: what is finished, interrupted, failed or another run."""
 
+import errno
+import fcntl
 from dataclasses import replace
 from pathlib import Path
 
@@ -91,3 +93,31 @@ def test_a_second_comparison_in_the_same_folder_is_refused(preset, tmp_path):
         assert begun.config().rounds == 7  # a run in its first round is not taken for one that never began
     with locked(tmp_path):
         pass
+
+
+def test_a_run_that_has_not_begun_looks_where_its_data_are_said_to_be_now(preset, tmp_path):
+    (each,) = grid_of(preset, tmp_path, algorithms=("cse-fsl",), seeds=(1,))
+    config = each.plan.config
+    held = replace(config, out=tmp_path / each.plan.name, data=replace(config.data, dir=tmp_path / "mistyped"))
+    RunDirectory.create(held)
+    grid_of(preset, tmp_path, algorithms=("cse-fsl",), seeds=(1,))
+    assert not (tmp_path / each.plan.name).exists()
+
+
+def test_a_file_system_without_locks(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with locked(tmp_path):
+        pass
+
+
+def test_a_run_that_another_process_plays_has_not_failed(preset, tmp_path):
+    (each,) = grid_of(preset, tmp_path, algorithms=("cse-fsl",), seeds=(1,))
+    directory = RunDirectory.create(replace(each.plan.config, out=tmp_path / each.plan.name))
+    with directory.held():
+        run_grid([each], 1, 1, start_here, Watcher())
+    assert each.state == "failed"
+    assert "is being played by process" in each.error
+    assert directory.failure() is None

@@ -3,7 +3,8 @@
 import pytest
 
 from fsl_sage.config import load_preset
-from fsl_sage.experiment import run, run_cost
+from fsl_sage.errors import InputError
+from fsl_sage.experiment import cost, run, run_cost
 from fsl_sage.wire.ledger import GIB
 
 
@@ -23,6 +24,11 @@ def test_the_cost_of_a_run_is_what_its_ledger_says_afterwards(tiny, changes):
     sums = ("bytes_total", "bytes_paper", "bytes_whole_models")
     expected = {"rounds": last["round"] + 1, **{name: last[name] for name in sums}, "is_upper_bound": False}
     assert run_cost(config) == expected
+
+
+def test_a_u_shape_that_no_algorithm_can_have_is_refused(tiny):
+    with pytest.raises(InputError, match="nope"):
+        cost(tiny(model={"cut": "nope,nada"}))
 
 
 def test_the_papers_run_stops_in_the_round_that_exceeds_its_budget():

@@ -9,6 +9,7 @@ import torch
 from fsl_sage.algorithms import resolve
 from fsl_sage.errors import InputError, RunWarning, TrainingError
 from fsl_sage.problems.score import ACCURACY, Score
+from fsl_sage.records.files import load_tensors
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.wire.ledger import Entry
 
@@ -142,3 +143,57 @@ def test_a_file_that_cannot_be_written_is_named_with_the_remedy(config):
     said = r"model\.safetensors cannot be written: No space left.*fsl-sage resume"
     with pytest.raises(TrainingError, match=said), directory.writing():
         raise OSError(28, "No space left on device", str(directory.model_file))
+
+
+@pytest.mark.parametrize("name", ["clients", "README.md", "ledger.csv", "classes.csv", "model.safetensors"])
+def test_files_of_somebody_else_are_neither_written_over_nor_removed(config, name):
+    mine = config.out / name
+    mine.mkdir(parents=True) if name == "clients" else (config.out.mkdir(), mine.write_text("mine"))
+    if name == "clients":
+        (mine / "hospital-a.csv").write_text("mine")
+    with pytest.raises(InputError, match=f"holds {name} but no run, and a run would write over that: give another"):
+        RunDirectory.create(config)
+    assert mine.exists()
+    assert not (config.out / "config.json").exists()
+
+
+@pytest.mark.parametrize("way", ["abandoned", "finished"])
+def test_what_is_put_beside_the_clients_states_stays(config, way):
+    directory = RunDirectory.create(config)
+    directory.clients.mkdir()
+    state = directory.clients / f"3-{'0' * 64}.safetensors"
+    for path in (state, directory.clients / "4-half.part", directory.clients / "notes.txt"):
+        path.write_text("x")
+    if way == "abandoned":
+        directory.abandon()
+    else:
+        directory.finish({"a": torch.zeros(2)}, {}, keep_checkpoint=False)
+    assert [path.name for path in directory.clients.iterdir()] == ["notes.txt"]
+
+
+def test_a_finished_run_has_not_failed(config):
+    """A second process that wanted to play it may have left its failure."""
+    directory = RunDirectory.create(config)
+    directory.save_failure("it is being played by process 7")
+    directory.finish({"a": torch.zeros(2)}, {}, keep_checkpoint=False)
+    assert directory.failure() is None
+
+
+def test_whether_a_run_is_played(config):
+    directory = RunDirectory.create(config)
+    assert not directory.is_played()
+    with directory.held():
+        assert RunDirectory(config.out).is_played()
+
+
+def test_the_best_model_is_of_a_round_that_a_checkpoint_has(config):
+    """Else a kill would leave the model of a round that the resumed run may never reach again."""
+    directory = RunDirectory.create(config)
+    directory.save_best({"a": torch.tensor([1.0])}, 1)
+    directory.settle_best(3)
+    directory.save_best({"a": torch.tensor([4.0])}, 4)
+    directory.settle_best(3)  # resumed at round 3
+    weights, values = load_tensors(directory.best_file)
+    assert values == {"round": 1}
+    assert float(weights["a"]) == 1.0
+    assert not list(config.out.glob("best-*"))

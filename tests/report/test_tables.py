@@ -2,7 +2,10 @@
 
 import csv
 import io
+import json
 
+from fsl_sage.problems.score import Score
+from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.report.load import load_runs
 from fsl_sage.report.study import make_study
 from fsl_sage.report.tables import make_tables, to_csv, to_html, to_latex, to_markdown
@@ -118,3 +121,17 @@ def test_latex_escapes_what_it_would_read_as_commands(tmp_path):
     text = to_latex(tables_of(tmp_path)["runs"])
     assert r"a\_b &" in text
     assert text.count("{") == text.count("}")
+
+
+def test_runs_that_are_judged_by_another_score_stand_beside(tmp_path):
+    write_grid(tmp_path, seeds=1, partitions=("iid",))
+    other = write_run(tmp_path / "mine", made_up_config("fedavg", seed=9))
+    lines = [json.loads(line) for line in (other / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["test_rmse"] = line.pop("test_accuracy")
+    (other / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    RunDirectory(other).save_score(Score("test_rmse", higher_is_better=False))
+    write_run(tmp_path / "too", made_up_config("fedavg", seed=10))
+    runs = tables_of(tmp_path)["runs"]
+    (line,) = [line for line in runs.data if line["run"] == "mine"]
+    assert (line["best"], line["final"]) == ("", "")

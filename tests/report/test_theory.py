@@ -10,7 +10,7 @@ from fsl_sage.algorithms import resolve
 from fsl_sage.cli import main
 from fsl_sage.config import from_dict
 from fsl_sage.records.run_directory import RunDirectory
-from fsl_sage.report.theory import Constants, bounds, theory_of
+from fsl_sage.report.theory import Constants, Theory, as_plain, bounds, theory_of
 
 CONSTANTS = Constants(
     clients=3, local_steps=4, uploads=2, client_lr=0.004, server_lr=0.003, variance=5.0, estimate_variance=2.0,
@@ -57,6 +57,14 @@ def test_theorem_2_fits_the_smallest_constant_and_the_corollary_agrees_where_ali
     assert lazy.right == pytest.approx(second.right, rel=1e-12)
     stopped = bounds(resolve(from_dict({"align_until": 1}, Config())), CONSTANTS, lines, rounds=4)[2]
     assert stopped.terms["learning the auxiliary"] == pytest.approx(weight * excess * (1 + 1 / 4) / 1, rel=1e-12)
+
+
+def test_json_has_no_infinity():
+    lines = [line(t, 4.0) for t in range(4)]
+    found = bounds(resolve(from_dict({"align_until": 0}, Config())), CONSTANTS, lines, rounds=4)
+    assert found[2].right == math.inf
+    plain = as_plain(Theory(CONSTANTS, lines, 4, found, []))
+    assert json.loads(json.dumps(plain, allow_nan=False))["bounds"][2]["right"] is None
 
 
 def test_step_sizes_beyond_the_limits_have_no_bound():

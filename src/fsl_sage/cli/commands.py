@@ -165,14 +165,14 @@ def theory_command(args: Sequence[str]) -> None:
     arguments = tyro.cli(TheoryArguments, prog="fsl-sage theory", args=args)
     theory = theory_of(arguments.directory)
     if arguments.json:
-        print(json.dumps(as_plain(theory), indent=2))
+        print(json.dumps(as_plain(theory), indent=2, allow_nan=False))
         return
     print_theory(OUT, theory)
     from fsl_sage.report.theory_figure import theory_figure
 
     file = arguments.figure or arguments.directory / "theory.png"
     theory_figure(file, theory)
-    OUT.print(f"The figure is {file}", highlight=False, soft_wrap=True)
+    OUT.print(f"The figure is {file}", highlight=False, markup=False, soft_wrap=True)
 
 
 def data_command(args: Sequence[str]) -> None:
@@ -180,7 +180,7 @@ def data_command(args: Sequence[str]) -> None:
     arguments = tyro.cli(DataArguments, prog="fsl-sage data", args=args)
     if arguments.action == "convert":
         written = convert_weights(Path(arguments.name).expanduser())
-        OUT.print(f"The weights are in {written}; the .bin files may go", highlight=False, soft_wrap=True)
+        OUT.print(f"The weights are in {written}; the .bin files may go", highlight=False, markup=False, soft_wrap=True)
         return
     if arguments.action != "get":
         raise InputError(
@@ -188,9 +188,9 @@ def data_command(args: Sequence[str]) -> None:
             "convert DIR'."
         )
     path = fetch(arguments.name, arguments.dir)
-    OUT.print(f"{arguments.name} is in {path}", highlight=False, soft_wrap=True)
+    OUT.print(f"{arguments.name} is in {path}", highlight=False, markup=False, soft_wrap=True)
     if arguments.name in MODELS:
-        OUT.print(f"Use it with --model.name hf:{path.resolve()}", highlight=False, soft_wrap=True)
+        OUT.print(f"Use it with --model.name hf:{path.resolve()}", highlight=False, markup=False, soft_wrap=True)
 
 
 def samples_command(args: Sequence[str]) -> None:
@@ -203,7 +203,9 @@ def samples_command(args: Sequence[str]) -> None:
         losses = masked_losses(arguments.directory)
         write_samples(arguments.directory, samples, scores, losses, arguments.options)
         print_scores(OUT, scores, losses)
-        OUT.print(f"samples.jsonl and scores.json are in {arguments.directory}", highlight=False, soft_wrap=True)
+        OUT.print(
+            f"samples.jsonl and scores.json are in {arguments.directory}", highlight=False, markup=False, soft_wrap=True
+        )
 
 
 def deploy_command(args: Sequence[str]) -> None:
@@ -269,7 +271,9 @@ def _show(config: Config, train: Callable[[Display], Result]) -> None:
 
 def _leave(display: Display, code: int) -> None:
     """Leave at once: worker threads may be deep in a long local round."""
-    again = f" Resume with: fsl-sage resume {display.directory}" if display.directory else " No round was played yet."
-    ERRORS.print(f"\nStopped.{again}", highlight=False, soft_wrap=True)
+    again = "No round was played yet."
+    if display.directory:
+        again = f"Resume with: {RunDirectory(display.directory).resuming}"
+    ERRORS.print(f"\nStopped. {again}", highlight=False, markup=False, soft_wrap=True)
     sys.stdout.flush()
     os._exit(code)

@@ -44,7 +44,7 @@ class Display(Tracker):
             self._lines.start(config, directory, done)
             return
         self._end_status()
-        self.console.print(f"[bold]{config.algorithm}[/] · {describe(config, len(done))}")
+        self.console.print(f"[bold]{escape(config.algorithm)}[/] · {escape(describe(config, len(done)))}")
         self.console.print(f"files in [bold]{escape(str(directory))}[/]", highlight=False)
         self._rows = [self._row(line) for line in done[-SHOWN:]]
         self._bar = Progress(
@@ -119,7 +119,7 @@ def _duration(seconds: float) -> str:
 def print_summary(console: Console, directory: Path, config: Config, result: dict[str, Any]) -> None:
     """How the run ended and where its files are."""
     table = Table(title="Result", title_justify="left", show_header=False, box=None, padding=(0, 2))
-    table.add_row("algorithm", config.algorithm)
+    table.add_row("algorithm", escape(config.algorithm))
     table.add_row("ended", result["stopped"])
     run = RunDirectory(directory)
     score = run.score()
@@ -142,13 +142,14 @@ def print_summary(console: Console, directory: Path, config: Config, result: dic
         "figure": run.figure(score),
     }
     for name, file in files.items():  # outside of the table, which would cut off a long path
-        console.print(f"  {name:<16}{file}", highlight=False, soft_wrap=True)
+        console.print(f"  {name:<16}{file}", highlight=False, markup=False, soft_wrap=True)
 
 
 def print_metrics(console: Console, run: RunDirectory, data: str, metrics: dict[str, Any]) -> None:
     """The metrics of a model on a test set, the headline score first."""
     score = run.score()
-    console.print(f"{run.config().model.name} of {run.path}, tested on {data}:", highlight=False, soft_wrap=True)
+    told = f"{run.config().model.name} of {run.path}, tested on {data}:"
+    console.print(told, highlight=False, markup=False, soft_wrap=True)
     console.print(f"  {score.title:<20}{score.text(metrics[score.name], 2)}", highlight=False)
     for name, value in numbers(metrics).items():
         if name != score.name:

@@ -136,6 +136,9 @@ class Seat:
         changed = {name for name, mark in marks.items() if self._known.get(name) != mark}
         # A new checkpoint may have come between two looks, and what was written before it with it: take everything.
         files = read_files(self._path, None if changed.intersection(LAST) else changed)
+        later = _marks(self._path)
+        if code is None and any(later.get(name) != marks.get(name) for name in LAST):
+            return {}, None  # a checkpoint came meanwhile, and files that the one before named may be gone: next time
         files |= dict.fromkeys(set(self._known) - set(marks))
         self._known = marks
         return files, code
@@ -169,14 +172,14 @@ def read_files(path: Path, names: "set[str] | None" = None) -> Files:
 
 
 def write_files(path: Path, files: Files) -> None:
-    """Write files into a run's directory; remove those that are None."""
+    """Write files into a run's directory; then, when what replaces them is there, remove those that are None."""
     for name in _in_order(set(files), first=False):
-        content = files[name]
-        if content is None:
-            (path / name).unlink(missing_ok=True)
-        else:
+        if (content := files[name]) is not None:
             (path / name).parent.mkdir(parents=True, exist_ok=True)
             write_bytes(path / name, content)
+    for name in files:
+        if files[name] is None:
+            (path / name).unlink(missing_ok=True)
 
 
 def _in_order(names: set[str], *, first: bool) -> list[str]:

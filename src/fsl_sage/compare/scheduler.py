@@ -27,12 +27,17 @@ def prepare(plans: Sequence[Plan], out: Path) -> list[GridRun]:
         if run.directory.metrics():
             raise _another_run(run)
     for run in held:
-        if run in others:
+        if run in others or _looks_elsewhere(run):
             run.directory.abandon()
         else:
             run.look()
             run.state = "finished" if run.directory.finished() else "waiting"
     return runs
+
+
+def _looks_elsewhere(run: GridRun) -> bool:
+    """Whether a run that has not begun would look for its data where they no longer are said to be."""
+    return not run.directory.metrics() and run.directory.config().data.dir != run.plan.config.data.dir
 
 
 def _another_run(run: GridRun) -> InputError:
@@ -97,8 +102,10 @@ def locked(out: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except ImportError:
             pass
-        except OSError:
+        except BlockingIOError:
             raise InputError(f"Another comparison is running in {out}: wait for it, or give another --out.") from None
+        except OSError:  # this file system has no locks
+            pass
         yield
 
 
@@ -117,7 +124,8 @@ def _end(run: GridRun, process: Running) -> None:
         run.error = f"killed by signal {-code}" + (" (out of memory?)" if -code == signal.SIGKILL else "")
     else:
         run.error = said[-1] if said else "it ended and printed nothing"
-    run.directory.save_failure(run.error)
+    if not run.directory.is_played():  # by another process, which is why this one could not
+        run.directory.save_failure(run.error)
 
 
 def _stop(run: GridRun, process: Running) -> None:

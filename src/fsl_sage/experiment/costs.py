@@ -44,13 +44,17 @@ def cost(
     wanted = {name: find_algorithm(name) for name in algorithms} or kinds
     smashed: dict[tuple[str, Shapes], Smash] = {}
     costs = {}
+    refused: InputError | None = None
     for name in wanted:
         try:
             costs[name] = _cost(_as_algorithm(config, name), smashed, problem)
-        except InputError:
+        except InputError as error:
             # An algorithm that cannot run with this configuration has no cost. Its own must run, except for a U-shape.
             if name == config.algorithm and len(config.model.cuts) != 2:
                 raise
+            refused = error
+    if not costs and refused:
+        raise refused
     return costs
 
 

@@ -216,6 +216,7 @@ def _record(
             directory.save_best(federation.merged(), t)
         if (t + 1) % config.checkpoint_every == 0:
             directory.save_checkpoint(config, *federation.checkpoint(t + 1))
+            directory.settle_best(t + 1)
             federation.engine.settle()
 
 
@@ -237,6 +238,7 @@ def _conclude(
         score_figure(directory.figure(score), metrics, score, config, colour)
         directory.save_by_class(metrics[-1], problem.classes)
         save_adapters(directory.adapter, config.model.name, config.lora, model)
+        directory.settle_best(len(metrics))
         directory.save_card(model_card(config, score, result, problem.inference()))
         directory.finish(model, result, keep_checkpoint=config.keep_checkpoint)
     for callback in callbacks:

@@ -23,8 +23,9 @@ import re
 import shlex
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from weakref import ref
@@ -33,7 +34,7 @@ from torch import Tensor
 
 from fsl_sage.errors import InputError, TrainingError
 from fsl_sage.reading import short
-from fsl_sage.records.files import check_seal, load_tensors, save_by_content, sync_directory, sync_file
+from fsl_sage.records.files import PART, check_seal, load_tensors, save_by_content, sync_directory, sync_file
 from fsl_sage.wire.message import Tensors, nbytes
 
 Named = dict[str, list[str]]
@@ -246,11 +247,24 @@ class ClientStore(Mapping[int, Tensors]):
 
     def _tidy(self) -> None:
         """Remove all files that the last checkpoint does not name."""
-        if self._directory is None or not self._directory.is_dir():
-            return
-        for path in self._directory.iterdir():
-            if path.name not in self._named:
-                path.unlink(missing_ok=True)
+        if self._directory is not None:
+            _remove(self._directory, but=self._named)
+
+
+def remove_states(directory: Path) -> None:
+    """Remove the files of all clients' states, and the directory if nothing else is in it."""
+    _remove(directory)
+    with suppress(OSError):
+        directory.rmdir()
+
+
+def _remove(directory: Path, but: Collection[str] = ()) -> None:
+    """Remove the files of states, and parts of such, but for some. A file of another name is not the store's."""
+    if not directory.is_dir():
+        return
+    for path in directory.iterdir():
+        if path.name not in but and (_FILE.fullmatch(path.name) or path.suffix == PART):
+            path.unlink(missing_ok=True)
 
 
 class _Common:

@@ -23,6 +23,8 @@ from fsl_sage.wire.message import Tensors
 _SEAL = "sha256"
 _UNSEALED = "0" * 64
 """Stands in a header where the SHA-256 will be, while that is computed: it covers all of the file but itself."""
+ALIGNMENT = 64
+"""Torch's own tensors begin at multiples of so many bytes. So do those in a file whose sizes are such multiples."""
 PART = ".part"
 """The end of a file's name while it is written."""
 _LONGEST_HEADER = 100_000_000
@@ -150,7 +152,9 @@ def _write_sealed(file: IO[bytes], tensors: Mapping[str, Tensor], values: Any) -
             first[key] = name
             distinct[name] = tensor.detach()
     ranks = {dtype: rank for rank, dtype in enumerate(_DTYPES)}
-    order = sorted(distinct, key=lambda name: (ranks[distinct[name].dtype], name))
+    order = sorted(
+        distinct, key=lambda name: (distinct[name].nbytes % ALIGNMENT > 0, ranks[distinct[name].dtype], name)
+    )
     header = _header({name: distinct[name] for name in order}, {"values": json.dumps(values), "same": json.dumps(same)})
     whole = hashlib.sha256(header)
     file.write(header)
@@ -171,7 +175,7 @@ def _header(tensors: Tensors, metadata: Mapping[str, str]) -> bytes:
         start, end = end, end + tensor.numel() * tensor.element_size()
         entries[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # tensors must begin at multiples of 8
+    text += b" " * (-(len(text) + 8) % ALIGNMENT)
     return len(text).to_bytes(8, "little") + text
 
 
@@ -192,10 +196,18 @@ def load_tensors(path: Path, *, sealed: bool = False, checked: bool = False) -> 
             _check_seal(path, sealed)
         with safetensors.safe_open(str(path), framework="pt") as file:
             metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            tensors = {name: _aligned(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
         for name, original in json.loads(metadata.get("same", "{}")).items():
             tensors[name] = tensors[original]
         return tensors, json.loads(metadata.get("values", "null"))
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    """The tensor where torch would have put it: the last bits of a product may depend on how its factors are aligned.
+
+    What `save_tensors` writes is aligned but for small tensors of odd sizes.
+    """
+    return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()
 
 
 def check_seal(path: Path) -> str:

@@ -7,7 +7,8 @@ ledger.csv          every byte by round, client, direction and kind; round -1 is
 checkpoint.safetensors   the newest checkpoint, between rounds; dropped when the run is finished
 clients/            clients' states that are too large for memory, in files that the checkpoint names; dropped with it
 model.safetensors   the final merged model; of one trained by LoRA what was trained, its adapters
-best.safetensors    with --keep best: the merged model of the best round
+best.safetensors    with --keep best: the merged model of the best round; best-newer.safetensors until a checkpoint has
+                    that round
 inference.json      what the model needs besides its weights: for images their normalisation and the classes
 README.md           what the model is, and the lines that load it
 adapter/            these adapters in peft's own format
@@ -26,7 +27,6 @@ import hashlib
 import json
 import os
 import shlex
-import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
@@ -38,13 +38,14 @@ import numpy as np
 from torch import Tensor
 
 from fsl_sage.config import Config, digest, from_dict, from_file, to_dict
-from fsl_sage.errors import InputError, TrainingError
+from fsl_sage.errors import InputError, TrainingError, listed
 from fsl_sage.problems.score import ACCURACY, Score
 from fsl_sage.reading import read_json
 from fsl_sage.records.class_tables import read_classes, write_by_class, write_classes
+from fsl_sage.records.client_store import remove_states
 from fsl_sage.records.config_file import leads_nowhere, read_config_file, score_in, versions, warn_of_versions
 from fsl_sage.records.files import as_csv, as_file_name, load_tensors, readable, save_tensors, write_bytes, write_json
-from fsl_sage.records.lock import held
+from fsl_sage.records.lock import LockedError, held
 from fsl_sage.records.log import Log
 from fsl_sage.wire.ledger import Entry
 from fsl_sage.wire.message import Tensors
@@ -67,6 +68,7 @@ class RunDirectory:
         self.clients = path / "clients"
         self.model_file = path / "model.safetensors"
         self.best_file = path / "best.safetensors"
+        self._newer_best = path / "best-newer.safetensors"
         self.inference_file = path / "inference.json"
         self.card_file = path / "README.md"
         self.failure_file = path / "failure.txt"
@@ -78,6 +80,13 @@ class RunDirectory:
             file.name: Log(file, header)
             for file, header in ((self.ledger_file, LEDGER_HEADER), (self.metrics_file, ""))
         }
+
+        self._taken = (
+            *(self.metrics_file, self.ledger_file, self.checkpoint_file, self.clients, self.model_file, self.best_file),
+            *(self.inference_file, self.card_file, self.adapter, self.result_file, self.classes_file),
+            *(self.by_class_file, path / "classes.png"),
+        )
+        """What a run writes over and takes away: none of it may be somebody else's."""
 
         self._is_held = False
 
@@ -112,6 +121,14 @@ class RunDirectory:
             stack.callback(setattr, self, "_is_held", False)
             yield
 
+    def is_played(self) -> bool:
+        """Whether a process plays the run at this moment."""
+        try:
+            with held(self.path / ".lock"):
+                return False
+        except LockedError:
+            return True
+
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Say what to do if a file of the run cannot be written: the disk is full, or no longer to be written to."""
@@ -133,6 +150,11 @@ class RunDirectory:
         if self.config_file.exists():
             raise InputError(
                 f"{self.path} already holds a run: resume it with '{self.resuming}', or give another --out."
+            )
+        if others := [path.name for path in self._taken if path.exists()]:
+            raise InputError(
+                f"--out {self.path} holds {listed(others)} but no run, and a run would write over that: give another "
+                "--out."
             )
         try:
             write_json(self.config_file, {"config": to_dict(config), "digest": digest(config), **versions()})
@@ -173,7 +195,7 @@ class RunDirectory:
             logs = (self.metrics_file, self.ledger_file, self.classes_file)
             for path in (self.config_file, self.inference_file, *logs, figure, lock):
                 path.unlink(missing_ok=True)
-            shutil.rmtree(self.clients, ignore_errors=True)
+            remove_states(self.clients)
             if not any(self.path.iterdir()):
                 self.path.rmdir()
 
@@ -196,8 +218,18 @@ class RunDirectory:
             write_bytes(self.inference_file, written)
 
     def save_best(self, model: Mapping[str, Tensor], t: int) -> None:
-        """Put the model of round t in the place of the best one so far."""
-        save_tensors(self.best_file, model, {"round": t})
+        """Keep the model of round t beside the best one before, whose place it takes at the next checkpoint."""
+        save_tensors(self._newer_best, model, {"round": t})
+
+    def settle_best(self, rounds: int) -> None:
+        """So many rounds are over for good: what is best of them takes its place, what is of a later one goes."""
+        if not self._newer_best.exists():
+            return
+        _, values = load_tensors(self._newer_best, sealed=True)
+        if values["round"] < rounds:
+            os.replace(self._newer_best, self.best_file)
+        else:
+            self._newer_best.unlink()
 
     def check_best(self) -> None:
         """Refuse to go on where the model of the best round so far is gone or damaged: it cannot be had again."""
@@ -244,9 +276,10 @@ class RunDirectory:
         """The final model and how the run ended; then the clients' states go."""
         save_tensors(self.model_file, model)
         write_json(self.result_file, result)
+        self.forget_failure()  # of another process, that tried to play it too
         if not keep_checkpoint:
             self.checkpoint_file.unlink(missing_ok=True)
-            shutil.rmtree(self.clients, ignore_errors=True)
+            remove_states(self.clients)
 
     # What resuming and reporting read
 

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from fsl_sage.report.load import Run
 from fsl_sage.report.study import LOSS, Metric, Series, Setting, Spread, Study
 from fsl_sage.report.style import style
@@ -147,10 +149,10 @@ def default_target(study: Study, setting: Setting, metric: Metric) -> float | No
         return float(asked.pop())
     if not metric.unit:
         return None
-    lowest = sorted(
-        (min(float(run.values(metric.key).max()) for run in each.runs) for each in study.within(setting)),
-        reverse=True,
-    )
+    judged = [each for each in study.within(setting) if each.has(metric)]
+    if not judged:
+        return None
+    lowest = sorted((min(float(run.values(metric.key).max()) for run in each.runs) for each in judged), reverse=True)
     reached = lowest[min(1, len(lowest) - 1)]
     target = math.floor(reached * 20 + 1e-9) / 20
     return target if target > 0 else None
@@ -299,6 +301,7 @@ def _runs(study: Study) -> Table:
 
 def _line_of_run(series: Series, run: Run, metric: Metric) -> dict[str, Any]:
     values = run.values(metric.key) * metric.scale
+    known = np.isfinite(values)  # nothing where it is judged by another score
     last = run.metrics[-1]
     return {
         "run": run.name,
@@ -307,8 +310,8 @@ def _line_of_run(series: Series, run: Run, metric: Metric) -> dict[str, Any]:
         "seed": run.seed,
         "ended": run.stopped or "unfinished",
         "rounds": len(run.metrics),
-        "best": round(metric.best(values), 4),
-        "final": round(float(values[-1]), 4),
+        "best": round(metric.best(values), 4) if known.any() else "",
+        "final": round(float(values[-1]), 4) if known[-1] else "",
         "gib": round(last["bytes_paper"] / GIB, 6),
         "gib_in_all": round(last["bytes_total"] / GIB, 6),
         "seconds": round(last["elapsed_seconds"], 1),

@@ -141,14 +141,23 @@ def theory_of(path: Path | str) -> Theory:
 
 
 def as_plain(theory: Theory) -> dict[str, Any]:
-    """The same as plain values, for JSON."""
-    return {
+    """The same as plain values, for JSON; what has no bound is None, for JSON has no infinity."""
+    values = {
         "constants": asdict(theory.constants),
         "conditions": [{**each._asdict(), "holds": each.holds} for each in theory.constants.conditions()],
         "bounds": [{**each._asdict(), "right": each.right} for each in theory.bounds],
         "measured": theory.measured,
         "remarks": theory.remarks,
     }
+    return _finite(values)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def bounds(config: Config, constants: Constants, measured: Sequence[dict[str, Any]], rounds: int) -> list[Bound]:
