@@ -21,7 +21,7 @@ from fsl_sage.problems.parts import build_model
 from fsl_sage.records.files import load_tensors
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.wire.ledger import BEFORE, NOT_IN_PAPER
-from fsl_sage.wire.message import ACTIVATIONS
+from fsl_sage.wire.message import ACTIVATIONS, AUXILIARY
 from fsl_sage.wire.paths import by_client
 
 ALGORITHMS = ["fsl-sage", "cse-fsl", "splitfed-ms", "splitfed-ss", "fedavg"]
@@ -534,6 +534,28 @@ def test_a_client_whose_weights_are_no_numbers_is_dropped_or_stops_the_run(tiny,
     result = run(tiny(rounds=2, on_client_failure="drop"))
     assert [line["missing"] for line in result.metrics] == [[], [1]]
     assert all(tensor.isfinite().all() for tensor in load_tensors(result.model_file)[0].values())
+
+
+def test_a_client_that_failed_after_it_was_answered_gets_the_auxiliary_when_it_returns(tiny, monkeypatch):
+    """With --align-at start it comes as a reply, and a client that fails later in the round has lost it."""
+    from fsl_sage.roles.client import Client
+
+    upload, held = Client.upload, {}
+
+    def spoilt(self, parts):
+        held[self.id, self.round] = {name: x.clone() for name, x in self._parts["auxiliary"].weights().items()}
+        sent = upload(self, parts)
+        if self.id == 1 and self.round == 0:
+            next(iter(sent["client"].values())).fill_(float("nan"))
+        return sent
+
+    monkeypatch.setattr(Client, "upload", spoilt)
+    changes = {"align_at": "start", "align_every": 5, "alignment": {"scope": "pooled"}}
+    result = run(tiny(rounds=2, on_client_failure="drop", **changes))
+    assert [line["missing"] for line in result.metrics] == [[1], []]
+    assert all(torch.equal(tensor, held[0, 1][name]) for name, tensor in held[1, 1].items())
+    paid = [entry for entry in RunDirectory(result.directory).ledger() if entry.client == 1 and entry.kind == AUXILIARY]
+    assert [entry.round for entry in paid] == [0, 1]
 
 
 @pytest.mark.parametrize("part", ["client", "server"])

@@ -87,3 +87,17 @@ def test_a_tensor_is_brought_into_the_layout_of_its_weight():
         assert moved.stride() == like.stride()
         assert torch.equal(moved, like)
     assert in_layout_of(like, moved) is moved
+
+
+def test_a_weight_whose_first_gradient_comes_later():
+    """A layer that the first clients of a round do not reach: torch's fused momentum is for all weights or for none."""
+    weights = [[nn.Parameter(torch.ones(3)) for _ in range(2)] for _ in range(2)]
+    ours = make_optimizer("sgd", weights[0], lr=0.1, weight_decay=0.01, momentum=0.9)
+    theirs = torch.optim.SGD(weights[1], lr=0.1, weight_decay=0.01, momentum=0.9)
+    for step in range(4):
+        for optimizer, own in ((ours, weights[0]), (theirs, weights[1])):
+            for weight in own[: 1 if step == 0 else 2]:
+                weight.grad = torch.full((3,), 1.0 + step)
+            optimizer.step()
+    for found, expected in zip(*weights, strict=True):
+        torch.testing.assert_close(found, expected)

@@ -35,6 +35,8 @@ def make_optimizer(
         optimizer = (torch.optim.Adam if name == "adam" else torch.optim.AdamW)(parameters, **options)
     if fused:
         optimizer.register_step_pre_hook(_check_layouts)
+    if fused and momentum:
+        optimizer.register_step_pre_hook(_complete_momentum)
     return optimizer
 
 
@@ -66,6 +68,18 @@ def has_layout_of(weight: Tensor, tensor: Tensor) -> bool:
         size == 1 or own == other
         for size, own, other in zip(weight.shape, weight.stride(), tensor.stride(), strict=True)
     )
+
+
+def _complete_momentum(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Give weights that get their first gradient later than others a momentum of 0, which is what they have.
+
+    torch's fused kernel makes such buffers for all weights at once, or for none.
+    """
+    stepping = [weight for group in optimizer.param_groups for weight in group["params"] if weight.grad is not None]
+    missing = [weight for weight in stepping if "momentum_buffer" not in optimizer.state.get(weight, {})]
+    if len(missing) < len(stepping):
+        for weight in missing:
+            optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
 
 
 def _check_layouts(optimizer: torch.optim.Optimizer, *_: Any) -> None:

@@ -259,3 +259,19 @@ def test_no_average_in_some_rounds_is_refused_on_flower(tiny, monkeypatch):
     monkeypatch.setitem(ALGORITHMS, "rare", type("Rare", (Rare, ALGORITHMS["cse-fsl"]), {}))
     with pytest.raises(InputError, match="nothing is averaged"):
         check(tiny(algorithm="rare"), Agreement(examples=(50, 50, 50)))
+
+
+def test_an_evaluation_leaves_out_clients_that_missed_the_last_average(tiny):
+    """Their weights are older than it. In training they get it when they come back."""
+    setup = make_setup(tiny(algorithm="adaptsfl", clients=4, average_every=2, rounds=4))
+    federation = Federation(setup, LocalEngine(setup))
+    try:
+        federation.play_round(0, [0, 1])  # without an average
+        federation.play_round(1, [2, 3])  # with one, of these two
+        found, expected = federation.newest_weights(), federation.weights()
+        assert all(torch.equal(found["client"][name], tensor) for name, tensor in expected["client"].items())
+        federation.play_round(2, [0, 3])
+        later = federation.newest_weights()
+        assert any(not torch.equal(later["client"][name], tensor) for name, tensor in expected["client"].items())
+    finally:
+        federation.engine.close()

@@ -141,6 +141,11 @@ def test_no_hold_computes_nothing(tiny, monkeypatch):
     run(tiny(rounds=2))
 
 
+def test_parameter_fidelity_needs_an_average(tiny):
+    with pytest.raises(InputError, match="parameter-fidelity"):
+        run(tiny(algorithm="fedgkt", parameter_fidelity=1))
+
+
 def test_parameter_fidelity_needs_an_auxiliary(tiny):
     with pytest.raises(InputError, match="--parameter-fidelity measures how well auxiliaries estimate"):
         run(tiny(algorithm="fedavg", parameter_fidelity=1))

@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from fsl_sage.config import Config
 from fsl_sage.experiment import run
@@ -46,6 +48,66 @@ def test_one_client_is_centralised_training_bit_for_bit(tiny, algorithm, model):
     images = 150 if model == "small-cnn" else 34
     config = tiny(algorithm=algorithm, clients=1, data={"train_images": images}, model={"name": model})
     assert_same(final_weights(config), centralised(config))
+
+
+class Skipping(nn.Module):
+    """Cut after `second`, the outputs of the frozen stem and of `first` cross too: stem's passes no gradient on."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.stem, self.first, self.second = (nn.Conv2d(n, 6, 3, padding=1) for n in (3, 6, 6))
+        self.third, self.head = nn.Conv2d(6, 6, 3, padding=1), nn.Linear(6, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a = self.stem(x)
+        b = self.first(a)
+        c = self.third(self.second(b).relu())
+        return self.head((c + 2 * a.relu() + 5 * b).mean((2, 3)))
+
+
+def skipping(classes: int, channels: int) -> nn.Module:
+    return Skipping(classes)
+
+
+@pytest.mark.parametrize("algorithm", ["splitfed-ss", "splitfed-ms", "fedavg"])
+def test_each_tensor_that_crosses_gets_its_own_gradient(tiny, algorithm):
+    model = {"name": "tests.algorithms.test_laws:skipping", "cut": "second", "frozen": ["stem"]}
+    config = tiny(algorithm=algorithm, clients=1, data={"train_images": 34}, model=model)
+    found, expected = final_weights(config), centralised(config)
+    assert set(expected) - set(found) == {"stem.weight", "stem.bias"}
+    for name in found:
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-5)
+
+
+def test_a_hold_where_a_tensor_that_crosses_passes_no_gradient_on(tiny):
+    model = {"name": "tests.algorithms.test_laws:skipping", "cut": "second", "frozen": ["stem"], "auxiliary": "full"}
+    held, free = (run(tiny(model=model, hold=hold)).metrics for hold in (0.3, 0.0))
+    assert held[-1]["test_loss"] != free[-1]["test_loss"]
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Sequential(nn.Conv2d(n, 6, 3), nn.ReLU()) for n in (3, 6))
+        self.head = nn.Linear(6, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = checkpoint(self.first, x, use_reentrant=False)
+        return self.head(checkpoint(self.second, x, use_reentrant=False).mean((2, 3)))
+
+
+def checkpointed(classes: int, channels: int) -> nn.Module:
+    return Checkpointed(classes)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"algorithm": "splitfed-ss", "joint_step": True}, {"align_at": "start"}, {"hold": 0.1}], ids=str
+)
+def test_checkpointed_blocks_run_again_with_their_own_clients_weights(tiny, changes):
+    """The clients of a worker share a module, and their backward passes come when others' weights are in it."""
+    model = {"name": "tests.algorithms.test_laws:checkpointed", "cut": "first", "auxiliary": "full"}
+    weights = [final_weights(tiny(workers=workers, model=model, rounds=1, **changes)) for workers in (1, 3)]
+    assert_same(*weights)
 
 
 @pytest.mark.parametrize("algorithm", ["splitfed-ms", "fedavg"])

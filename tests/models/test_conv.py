@@ -164,6 +164,20 @@ def test_bfloat16_loses_no_more_than_its_own_digits(case: Case, bias: bool) -> N
         assert relative(one.double(), other) < 2**-7  # rounded to 8 bits, twice where a sum is in parts
 
 
+def test_taps_that_meet_no_pixel_have_no_gradient_in_bfloat16() -> None:
+    """torch's own kernel for this shape leaves them unset."""
+    conv = Conv2d(8, 8, 3, stride=2, padding=1, bias=False)
+    for _ in range(20):
+        torch.full((2**16,), 7e30)  # what unset memory would show
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = conv(torch.randn(4, 8, 1, 1))
+        conv.weight.grad = None
+        y.float().sum().backward()
+        taps = conv.weight.grad.flatten(2)
+        assert taps[:, :, 4].any()
+        assert not torch.cat([taps[:, :, :4], taps[:, :, 5:]], dim=2).any()
+
+
 def test_no_winograd_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise AssertionError

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsl_sage.roles.averaging import RULES, RunningMean, average
+from fsl_sage.roles.averaging import RULES, RunningMean, average, mean_state
 
 
 @given(st.integers(1, 20), st.integers(0, 2**31))
@@ -121,3 +121,9 @@ def test_a_running_mean_is_the_average_to_the_bit():
     expected = average(states, weights)
     assert all(torch.equal(tensor, expected[name]) for name, tensor in running.result().items())
     assert int(expected["n"]) == 2
+
+
+def test_what_optimizers_remember_of_a_weight_that_is_one_number_is_averaged():
+    """Of the counters of steps the largest counts: it is they that are told by their name, not by their shape."""
+    states = [{"scale/step": torch.tensor(n), "scale/exp_avg": torch.tensor(m)} for n, m in ((3.0, -1.0), (5.0, 3.0))]
+    assert mean_state(states, [1, 1]) == {"scale/step": torch.tensor(5.0), "scale/exp_avg": torch.tensor(1.0)}

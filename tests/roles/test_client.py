@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fsl_sage.experiment.setup import make_setup
-from fsl_sage.roles.client import Client
+from fsl_sage.roles.client import Client, _pull
 from fsl_sage.roles.work import Workbench
 
 
@@ -103,3 +103,10 @@ def test_the_output_of_a_part_has_a_graph_that_any_loss_may_use(client):
     logits.square().mean().backward()
     gradients = [weight.grad for part in ("client", "auxiliary") for weight in one.parameters(part).values()]
     assert any(gradient is not None and gradient.abs().sum() > 0 for gradient in gradients)
+
+
+def test_a_sample_that_was_all_zero_is_not_pulled():
+    """A row that no ReLU let through has no size by which a distance from it could be measured."""
+    then = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
+    pull = _pull(torch.full((2, 2), 0.1), then)
+    torch.testing.assert_close(pull, torch.tensor([[0.0, 0.0], [-0.9, -0.9]]))

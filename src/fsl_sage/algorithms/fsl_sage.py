@@ -167,6 +167,7 @@ class FSLSAGE(Algorithm):
         if self.waits_in(server.round) and all(upload.values["step"] == 0 for upload in uploads.values()):
             aligned = dict(server.align(server.remembered()))
             replies = {client: aligned.pop(client, None) for client in uploads}
+            server.replied |= {client: reply for client, reply in replies.items() if reply is not None}
             server.left += aligned.items()  # for the others, when they come
         return replies
 

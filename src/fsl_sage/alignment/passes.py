@@ -51,7 +51,9 @@ class Passes:
         gradient as it is, without an auxiliary's fitted scale. A ridge auxiliary has no loss.
         """
         if isinstance(part, Ridge):
-            return (part.estimate(z, target) / self.task.terms(target),), None
+            estimated = part.estimate(z, target) / self.task.terms(target)
+            floating = [place for place, tensor in enumerate(z) if tensor.is_floating_point()]
+            return tuple(estimated if place == part.place else torch.zeros_like(z[place]) for place in floating), None
         inputs = detached_leaves(z)
         loss_of = self.task.loss if create_graph else self.task.loss_once
         with batch_statistics(part):

@@ -44,6 +44,7 @@ class DrySServer(SServerRole):
     def __init__(self, setup: Setup) -> None:
         self.round = 0
         self.left: list[tuple[int, Message]] = []
+        self.replied: dict[int, Message] = {}
         self.extra: Tensors = {}
         self.client_weights = setup.client_weights
         self._aligned = False

@@ -312,7 +312,8 @@ class Federation:
         weights = self.weights()
         own = self.engine.local_tensors() if self._apart() else {}
         for part in self._apart():
-            trained = {client: tensors for client, parts in own.items() if (tensors := parts[part])}
+            newest = {client: parts[part] for client, parts in own.items() if self._is_newest(client)}
+            trained = {client: tensors for client, tensors in newest.items() if tensors}
             if trained and self.setup.cuts:
                 at_s_server = self.engine.server.weights() or {}
                 trained = {client: self._complete(tensors, at_s_server) for client, tensors in trained.items()}
@@ -320,6 +321,10 @@ class Federation:
                 counts = [self.setup.client_weights[client] for client in trained]
                 weights[part] = {**weights[part], **average(list(trained.values()), counts)}
         return weights
+
+    def _is_newest(self, client: int) -> bool:
+        """Whether a client has the newest average, or has trained from it; else its own weights are older."""
+        return self.post.has[client] == self.post.version
 
     def point(self) -> Point:
         """The weights between two rounds, copied because training changes them in place."""

@@ -31,6 +31,7 @@ from fsl_sage.roles.protocols import Parts
 from fsl_sage.roles.replica import Replica, Slots
 from fsl_sage.roles.work import Workbench, boundary
 from fsl_sage.seeding import generator
+from fsl_sage.split import with_gradients
 from fsl_sage.wire.message import Tensors
 
 PARTS = ("client", "server", "auxiliary")
@@ -141,7 +142,7 @@ class Probe:
         wanted = [*roots, *replicas["server"].weights]
         true = torch.autograd.grad(loss, wanted, retain_graph=True, allow_unused=True)
         cut = true[: len(roots)]
-        estimated_cut, _ = passes.cut_gradient(replicas["auxiliary"].module(), z, batch.target)
+        _, estimated_cut = with_gradients(z, passes.cut_gradient(replicas["auxiliary"].module(), z, batch.target)[0])
         gradients = [replicas["client"].back(roots, own) for own in (cut, estimated_cut)]
         server = replicas["server"].flat(true[len(roots) :])
         joined = (_joined(roots), _joined(cut), _joined(estimated_cut))
@@ -182,10 +183,9 @@ class Probe:
         passes = self._setup.settings.passes
         replicas = self._replicas(parts)
         z = self._smashed(replicas["client"].module(), batch)
-        roots = [tensor for tensor in z if tensor.requires_grad]
         wanted = ("server", "auxiliary") if estimated else ("server",)
         cuts = [passes.cut_gradient(replicas[part].module(), z, batch.target)[0] for part in wanted]
-        found = [replicas["client"].back(roots, cut) for cut in cuts]
+        found = [replicas["client"].back(*with_gradients(z, cut)) for cut in cuts]
         return found[0], found[1] if estimated else None
 
 
@@ -305,7 +305,7 @@ def _steps(setup: Setup) -> tuple[int, int]:
 
 def _estimates_gradients(kind: type[Algorithm]) -> bool:
     """Whether the theory is about an algorithm: its clients have auxiliaries for the gradients of an S-server."""
-    return kind.has_s_server and "auxiliary" in kind.holds
+    return kind.has_s_server and "auxiliary" in kind.holds and not kind.own_parts
 
 
 def _joined(tensors: list[Tensor] | tuple[Tensor, ...]) -> Tensor:

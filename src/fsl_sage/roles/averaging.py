@@ -30,8 +30,8 @@ def average(states: Sequence[Tensors], weights: Sequence[float]) -> Tensors:
 
 
 def mean_state(states: Sequence[Tensors], weights: Sequence[float]) -> Tensors:
-    """The mean of what optimizers remember: of moments and momentum; of step counters, numbers alone, the largest."""
-    counters = {path: [state[path] for state in states] for path, tensor in states[0].items() if tensor.dim() == 0}
+    """The mean of what optimizers remember: of moments and momentum; of step counters the largest."""
+    counters = {path: [state[path] for state in states] for path in states[0] if path.endswith("/step")}
     return average(states, weights) | {path: torch.stack(values).amax(0) for path, values in counters.items()}
 
 

@@ -20,7 +20,7 @@ from fsl_sage.roles.protocols import ClientRole, Parts
 from fsl_sage.roles.replica import Replica
 from fsl_sage.roles.work import Chain, Settings, Workbench, boundary
 from fsl_sage.seeding import generator
-from fsl_sage.split import detached_leaves, rms
+from fsl_sage.split import detached_leaves, rms, with_gradients
 from fsl_sage.wire.message import Tensors, nbytes
 from fsl_sage.wire.paths import below
 
@@ -130,6 +130,8 @@ class Client(ClientRole):
 
     def minimise(self, loss: Tensor) -> None:
         """Backpropagate any loss, and take one optimizer step of every part that this client trains."""
+        for replica in self._parts.values():
+            replica.module()  # as in `backward`
         torch.autograd.backward(loss)
         self.step()
 
@@ -192,12 +194,13 @@ class Client(ClientRole):
             self._settings.seed_forward("dropout-client", self.id, self.round, self.step_index)
             z_0 = self._smashed(module, batch)
         share = strength / self._settings.task.terms(batch.target)
-        pairs = [(now, then) for now, then in zip(z, z_0, strict=True) if now.requires_grad]
+        pairs = [(now, then) for now, then in zip(z, z_0, strict=True) if now.is_floating_point()]
         return tuple(g + share * _pull(*pair).to(g.dtype) for g, pair in zip(gradient, pairs, strict=True))
 
     def backward(self, z: Smash, gradient: Smash) -> None:
         """Backpropagate z_b into the client-side model (Algorithm 1: J_c z_b)."""
-        torch.autograd.backward([tensor for tensor in z if tensor.requires_grad], list(gradient))
+        self._parts["client"].module()  # checkpointed blocks run forward once more, with the weights that are in it
+        torch.autograd.backward(*with_gradients(z, gradient))
 
     def step(self, **lr: float) -> None:
         """One optimizer step of every part that this client trains; by part, a learning rate that is not `lr()`."""
@@ -322,7 +325,8 @@ HELD = "held/"
 def _pull(now: Tensor, then: Tensor) -> Tensor:
     """(z - z_0) / rms(z_0)^2: the mean square is that of a token, [B, L, C], or of a sample of any other form."""
     dimensions = (-1,) if then.ndim == 3 else tuple(range(1, then.ndim))
-    return (now.detach() - then) / rms(then, dimensions).square()
+    pull = (now.detach() - then) / rms(then, dimensions).square()
+    return torch.where(then.any(dimensions, keepdim=True), pull, 0.0)  # nothing has no size to be measured by
 
 
 def chosen_steps(order: Iterator[Tensor], steps: range | None) -> Iterator[tuple[int, Tensor]]:

@@ -232,6 +232,8 @@ class SServerRole(Protocol):
     round: int
     left: list[tuple[int, Message]]
     """Messages of this round for clients that do not wait for them."""
+    replied: dict[int, Message]
+    """By client, what it has from a reply of this round and keeps beyond it: lost if the client fails."""
     extra: Tensors
     """What an algorithm keeps at the S-server from round to round."""
     client_weights: Sequence[float]

@@ -19,7 +19,7 @@ from fsl_sage.roles.replica import Replica
 from fsl_sage.roles.schedule import Schedule
 from fsl_sage.roles.server_jobs import SpreadOver, recalibrate
 from fsl_sage.roles.work import Settings, Workbench, boundary, mean_loss
-from fsl_sage.split import detached_leaves
+from fsl_sage.split import detached_leaves, with_gradients
 from fsl_sage.wire.message import Message, Tensors
 from fsl_sage.wire.paths import below, by_client, flat
 
@@ -73,6 +73,7 @@ class SServer(SServerRole):
     def _forget_round(self) -> None:
         self.auxiliaries.forget_round()
         self.left: list[tuple[int, Message]] = []
+        self.replied: dict[int, Message] = {}
         self._kept: dict[int, list[Message]] = {}
         self._outputs = 0
         """The passes of this round that an algorithm asked for."""
@@ -163,8 +164,8 @@ class SServer(SServerRole):
 
     def _backward(self, client: int, gradients: Message) -> tuple[Replica, Smash]:
         replica, inputs, features = self._open.pop(client)
-        roots = [tensor for tensor in features if tensor.requires_grad]
-        torch.autograd.backward(roots, list(gradients.cut_gradients))
+        replica.module()  # for blocks that are checkpointed
+        torch.autograd.backward(*with_gradients(features, gradients.cut_gradients))
         return replica, inputs
 
     def output(self, *z: Tensor, leaves_trace: bool = True) -> Any:
@@ -213,10 +214,15 @@ class SServer(SServerRole):
         return self._copies[client]
 
     def drop(self, client: int) -> None:
-        """A client has failed in this round: its own server-side model, open step and kept uploads are forgotten."""
+        """A client has failed in this round: its own server-side model, open step and kept uploads are forgotten.
+
+        What it was sent in a reply is lost with it, and waits for it to come back.
+        """
         self._kept.pop(client, None)
         self._copies.drop(client)
         self._open.pop(client, None)
+        if client in self.replied:
+            self.left.append((client, self.replied.pop(client)))
 
     def average_copies(self) -> None:
         """Replace the clients' own server-side models by their average."""

@@ -8,7 +8,7 @@ from fsl_sage.split.costs.cut_points import CutPoint, cut_points, cut_points_of
 from fsl_sage.split.costs.profile import Step, training_step
 from fsl_sage.split.errors import SplitError
 from fsl_sage.split.parts.fixed import fixed_tensors, set_fixed
-from fsl_sage.split.parts.gates import Boundary, detached_leaves
+from fsl_sage.split.parts.gates import Boundary, detached_leaves, with_gradients
 from fsl_sage.split.parts.part import Part, Split, crossing_tensors, passage
 from fsl_sage.split.parts.shapes import boundary_shapes
 from fsl_sage.split.parts.splitting import build_side, side_tensors, split_by_analysis, split_model
@@ -47,4 +47,5 @@ __all__ = [
     "split_model",
     "training_step",
     "twice_differentiable_attention",
+    "with_gradients",
 ]

@@ -48,6 +48,17 @@ def detached_leaves(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
     return tuple(tensor.detach().requires_grad_(tensor.is_floating_point()) for tensor in tensors)
 
 
+def with_gradients(z: Iterable[Tensor], gradients: Iterable[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """The tensors of a boundary that pass a gradient on, and theirs.
+
+    There is a gradient for each tensor of floating point. One that a frozen layer made passes none on, and stands
+    anywhere among the others.
+    """
+    floating = (tensor for tensor in z if tensor.is_floating_point())
+    pairs = [pair for pair in zip(floating, gradients, strict=True) if pair[0].requires_grad]
+    return [tensor for tensor, _ in pairs], [gradient for _, gradient in pairs]
+
+
 def as_boundary(args: tuple[Any, ...]) -> Boundary:
     """What a part was called with: a boundary, or the tensors that cross, together or one by one."""
     first = args[0] if args else None
