@@ -691,3 +691,36 @@ def test_bf16_warns_where_it_does_not_pay(tiny, monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error", RunWarning)
         run(tiny(precision="bf16", rounds=1))
+
+
+class Noisy(nn.Module):
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.first, self.rate = nn.Sequential(nn.Flatten(), nn.Linear(3072, 8)), 0.3
+        self.second = nn.Linear(8, classes)
+
+    def forward(self, x):
+        return self.second(nn.functional.dropout(self.first(x), self.rate, self.training))
+
+
+def noisy(classes, channels):
+    return Noisy(classes)
+
+
+def test_draws_that_no_module_tells_of_are_seeded_too(tiny):
+    """A dropout that is a function: the same bits again, whatever the workers."""
+    model = {"name": "tests.test_experiment:noisy", "cut": "first", "auxiliary": "linear"}
+    first, again = (run(tiny(model=model, workers=workers)).metrics for workers in (1, 3))
+    assert without_times(first) == without_times(again)
+    assert make_setup(tiny(model=model)).settings.draws
+    assert not make_setup(tiny()).settings.draws
+
+
+def test_a_model_with_another_number_of_outputs_than_classes_is_told(tiny):
+    model = {"name": "tests.test_experiment:too_many", "cut": "first", "auxiliary": "full"}
+    with pytest.raises((InputError, TrainingError), match=r"gives \[\d+, 1000\] for a batch, .* of 10 classes"):
+        run(tiny(model=model))
+
+
+def too_many(classes, channels):
+    return Noisy(1000)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 from fsl_sage import Config, InputError, Tracker, evaluate, load_model, resume, run
 from fsl_sage.cli import main
@@ -225,3 +226,27 @@ def test_a_problem_of_ones_own_is_given_again(tmp_path: Path) -> None:
     assert metrics == {"test_error": result.metrics[-1]["test_error"]}
     with pytest.raises(InputError, match="not on images"):
         predict(load_trained(config.out, problem=Housing()), ["x.png"])
+
+
+class Tied(nn.Module):
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.first, self.a, self.b = nn.Sequential(nn.Flatten(), nn.Linear(3072, 8)), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.b.weight = self.a.weight
+        self.head = nn.Linear(8, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.b(self.a(self.first(x)).relu()))
+
+
+def tied(classes: int, channels: int) -> nn.Module:
+    return Tied(classes)
+
+
+def test_a_model_with_tied_weights_is_loaded(tiny) -> None:
+    model = {"name": "tests.inference.test_inference:tied", "cut": "first", "auxiliary": "linear"}
+    result = run(tiny(algorithm="splitfed-ss", rounds=1, model=model))
+    loaded = load_model(result.directory)
+    assert loaded.b.weight is loaded.a.weight
+    found = evaluate(result.directory)
+    assert found["test_loss"] == result.metrics[-1]["test_loss"]

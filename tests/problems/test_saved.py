@@ -71,3 +71,13 @@ def test_what_does_not_fit_is_refused(hf, tmp_path):
     hf.DatasetDict({"train": labels, "test": labels}).save_to_disk(tmp_path / "labels")
     with pytest.raises(InputError, match=r"The label 5 in row 2 of train in .*labels is out of range"):
         label_names(read_saved(tmp_path / "labels", 0.2))
+
+
+@pytest.mark.parametrize("labels", [[1, 2, 3, 1], [0, 5, 0, 5], [3_000_000_000, 0, 1, 2]])
+def test_numbers_of_classes_have_no_gaps(hf, tmp_path, labels):
+    table = images(hf, [0, 1, 0, 1])
+    features = hf.Features({**table.features, "label": hf.Value("int64")})
+    plain = table.remove_columns("label").add_column("label", labels).cast(features)
+    hf.DatasetDict({"train": plain, "test": plain}).save_to_disk(tmp_path / "set")
+    with pytest.raises(InputError, match=r"does not occur: number the classes 0 to C-1 without gaps"):
+        load_images(f"datasets:{tmp_path / 'set'}")

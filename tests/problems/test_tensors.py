@@ -105,3 +105,10 @@ def test_metrics_come_as_a_frame(tmp_path, monkeypatch):
     frame = result.frame()
     assert list(frame.index) == [0, 1]
     assert frame["test_error"].tolist() == [line["test_error"] for line in result.metrics]
+
+
+def test_a_site_may_have_whole_numbers_that_the_test_set_has_not():
+    counts = torch.arange(20)
+    task = regression(train=(X[:20], counts), test=(X[20:28], counts[:8])).make_task(Config(), CPU)
+    assert task.complaint({"y": torch.tensor([19])}) is None
+    assert "outside 0 to 19" in task.complaint({"y": torch.tensor([20])})

@@ -50,6 +50,7 @@ def test_the_page_names_what_the_package_offers() -> None:
         "fitted_scale",
         "random_features",
         "rms",
+        "with_gradients",
     }
     missing = [name for name in fsl_sage.split.__all__ if name not in page and name not in internal]
     assert not missing

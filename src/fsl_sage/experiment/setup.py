@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fsl_sage.algorithms import Algorithm, make_algorithm
-from fsl_sage.config import AlignmentConfig, Config
+from fsl_sage.config import AlignmentConfig, Config, brings_modules
 from fsl_sage.devices import pick_device
 from fsl_sage.engines.base import Setup
 from fsl_sage.errors import InputError
@@ -20,7 +20,7 @@ from fsl_sage.problems.parts import META, build_decoder, build_held, build_parts
 from fsl_sage.roles.client import local_batch_sizes
 from fsl_sage.roles.f_server import client_weights
 from fsl_sage.roles.replica import Slots
-from fsl_sage.roles.work import Settings, draws_in_forward
+from fsl_sage.roles.work import Settings, draws_in_forward, moves_generators
 from fsl_sage.split import SplitPlan, crossing_tensors
 from fsl_sage.wire.codecs import Codecs
 
@@ -157,7 +157,7 @@ def _assemble(
         task,
         device,
         steps=max(len(local_batch_sizes(count, config)) for count in counts),
-        draws=any(draws_in_forward(module) for module in modules.values()),
+        draws=_draws(config, problem, modules, device),
         stays_local=_stays_local(config, modules),
         codecs=Codecs(config.codec, config.seed, task.label_values),
         trained={part: frozenset(own.trainable) for part, own in slots.items()},
@@ -165,6 +165,16 @@ def _assemble(
     initial = {part: own.tensors() for part, own in slots.items()}
     weights = client_weights(config.averaging.weighting, counts)
     return Setup(settings, algorithm, modules, initial, examples, weights, cuts, at_cut or {})
+
+
+def _draws(config: Config, problem: Problem, modules: dict[str, nn.Module], device: torch.device) -> bool:
+    """Whether training draws random numbers in forward passes; of models of the user's own a pass tells."""
+    if any(draws_in_forward(module) for module in modules.values()):
+        return True
+    if device.type == "meta" or not brings_modules(config) or not {"client", "server"} <= modules.keys():
+        return False
+    parts = [modules[part] for part in ("client", "server", "head") if part in modules]
+    return moves_generators(parts, problem.largest_example(2, device), device)
 
 
 def _check_trained(config: Config, modules: dict[str, nn.Module], cut: str | None = None) -> None:

@@ -1,6 +1,6 @@
 """The model of a run, with what it needs besides its weights."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,7 +77,14 @@ def _load(model: nn.Module, weights: Mapping[str, Tensor], config: Config, path:
         reason = str(error).split("\n")[1 if "\n" in str(error) else 0].strip()
         raise InputError(f"The weights in {path} do not fit {config.model.name}: {reason}") from None
     frozen = {name for name, parameter in model.named_parameters(remove_duplicate=False) if not parameter.requires_grad}
-    missing = set(left.missing_keys) - frozen
+    missing = set(left.missing_keys) - frozen - _tied_to(model, weights)
     if missing or left.unexpected_keys:
         name = sorted(missing or left.unexpected_keys)[0]
         raise InputError(f"The weights in {path} do not fit {config.model.name}: '{name}' is in one of them alone.")
+
+
+def _tied_to(model: nn.Module, names: Collection[str]) -> set[str]:
+    """Other names of the parameters that have these: a run keeps a tied weight under one of them."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    held = {id(parameters[name]) for name in names if name in parameters}
+    return {name for name, parameter in parameters.items() if id(parameter) in held}

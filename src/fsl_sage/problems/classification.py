@@ -31,7 +31,7 @@ class Classes(Task):
 
     def loss(self, output: Any, target: Mapping[str, Tensor]) -> Tensor:
         """Mean cross entropy, in float32 whatever the precision of the model."""
-        logits, labels = logits_of(output), target["labels"]
+        logits, labels = self._logits_of(output), target["labels"]
         if self.class_weights is None:
             return F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
         # The mean is over samples and not over weights, so that a sample's gradient does not depend on its batch.
@@ -52,7 +52,7 @@ class Classes(Task):
 
     def score(self, output: Any, target: Mapping[str, Tensor]) -> dict[str, Any]:
         """Summed loss, number correct, number of samples; and by class how many are of it, right, and predicted."""
-        labels, logits = target["labels"], logits_of(output)
+        labels, logits = target["labels"], self._logits_of(output)
         predicted = logits.argmax(1)
         of, right, said = (
             torch.bincount(numbers, minlength=self.classes).double().cpu()
@@ -64,6 +64,15 @@ class Classes(Task):
             "count": float(len(labels)),
             "by_class": torch.stack([of, right, said]),
         }
+
+    def _logits_of(self, output: Any) -> Tensor:
+        logits = logits_of(output)
+        if logits.ndim != 2 or logits.shape[1] != self.classes:
+            raise InputError(
+                f"The model gives {list(logits.shape)} for a batch, where a number for each of {self.classes} classes "
+                "is needed: a factory of your own gets their number as its argument `classes`."
+            )
+        return logits
 
     def summarise(self, sums: Mapping[str, Any]) -> dict[str, Any]:
         """The fraction classified correctly, the mean loss, and what `by_class` says."""
@@ -96,7 +105,7 @@ def _share(part: float, whole: float) -> float | None:
 
 def logits_of(output: Any) -> Tensor:
     """A model's output [B, classes], which Hugging Face models return with other things."""
-    logits: Tensor = getattr(output, "logits", output)
+    logits: Tensor = output["logits"] if isinstance(output, Mapping) else getattr(output, "logits", output)
     return logits if logits.dtype == torch.float64 else logits.float()
 
 

@@ -125,11 +125,11 @@ class TensorTask(Task):
         return len(target["y"])
 
     def complaint(self, target: Mapping[str, Tensor]) -> str | None:
-        """Whole numbers beyond those of the test set, which a loss that takes them for classes would fail by."""
-        y, known = target["y"], self._test[1]
-        if y.is_floating_point() or not y.numel():
+        """Whole numbers beyond those of both sets, which a loss that takes them for classes would fail by."""
+        y, known = target["y"], [own for _, own in (self._train, self._test) if own.numel() and not own.is_meta]
+        if y.is_floating_point() or not y.numel() or not known:
             return None
-        least, most = min(0, int(known.min())), int(known.max())
+        least, most = min(0, *(int(own.min()) for own in known)), max(int(own.max()) for own in known)
         return None if least <= int(y.min()) <= int(y.max()) <= most else f"it has targets outside {least} to {most}"
 
     def score(self, output: Any, target: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -97,6 +97,7 @@ def test_class_names_may_be_given_and_may_be_more_than_the_labels(archive, key):
         ({"x": X, "y": np.where(Y == 2, 1_000_000, Y)}, "2 does not occur"),
         ({"x": X, "y": Y, "classes": np.array(["a", "b"])}, "names 2 classes"),
         ({"x": X, "y": Y, "classes": np.arange(3)}, "list of names"),
+        ({"x": X, "y": Y, "classes": np.array([b"a", b"b", b"\xe9"])}, "not UTF-8"),
         ({"x": X, "y": Y, "classes": np.array(["a", "b", None], dtype=object)}, "never unpickled"),
         ({"x": X, "y": Y, "x_test": X[:, :5], "y_test": Y}, "test images"),
     ],

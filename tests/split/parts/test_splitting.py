@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fsl_sage.split import Boundary, Split, SplitError, SplitPlan, build_side, side_tensors, split_model
+from fsl_sage.split import Boundary, Split, SplitError, SplitPlan, build_side, fixed_tensors, side_tensors, split_model
 from tests.split.families import FAMILIES
 
 
@@ -754,3 +754,68 @@ def test_a_boundary_can_be_given_whole_or_as_tensors() -> None:
     ]
     outputs.append(split.server(*boundary.tensors))
     assert all(torch.equal(output, outputs[0]) for output in outputs)
+
+
+class ReadsLengths(nn.Module):
+    """How many tokens a text has is read into Python before the cut and used behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.mix, self.head = nn.Embedding(9, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        lengths = (input_ids != 0).sum(1).clamp(min=1).tolist()
+        rows = self.mix(self.embed(input_ids))
+        return self.head(torch.stack([row[:n].mean(0) for row, n in zip(rows, lengths, strict=True)]))
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        bright = bool(x.mean() > 0)
+        y = self.first(x)
+        return self.second(2 * y if bright else y)
+
+
+@pytest.mark.parametrize(
+    ("model", "cut", "example"),
+    [(ReadsLengths, "mix", torch.zeros(2, 5, dtype=torch.int64)), (Branches, "first", torch.zeros(3, 4))],
+)
+def test_code_that_depends_behind_the_cut_on_what_it_read_of_the_raw_input_is_refused(model, cut, example) -> None:
+    """Zeros, as a run's example has them, lead to the branch that placeholders lead to: other inputs are tried."""
+    torch.manual_seed(0)
+    with pytest.raises(SplitError, match="depends on values of the raw input that it has read before it"):
+        split_model(model(), cut, example)
+
+
+def test_a_model_that_cannot_be_copied_is_told() -> None:
+    class Keeps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 2)
+            self.last = self.first(torch.ones(1, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(self.first(x))
+
+    with pytest.raises(SplitError, match=r"the model cannot be copied: .* must not keep computed tensors"):
+        split_model(Keeps(), "first", torch.ones(2, 4))
+
+
+def test_the_weights_of_an_lstm_are_nothing_fixed() -> None:
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.lstm = nn.Embedding(9, 4), nn.LSTM(4, 5, batch_first=True)
+            self.head = nn.Linear(5, 2)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.head(self.lstm(self.embed(ids))[0][:, -1])
+
+    ids = torch.randint(9, (3, 6))
+    split = split_model(Reads(), "embed", ids)
+    assert fixed_tensors(split.client) == {}
+    assert fixed_tensors(split.server) == {}

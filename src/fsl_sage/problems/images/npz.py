@@ -4,6 +4,7 @@ import math
 import os
 import tempfile
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
@@ -202,20 +203,35 @@ def split_off(images: Images, test_fraction: float, path: Path) -> tuple[Images,
 
 
 def _classes(arrays: dict[str, np.ndarray], labels: torch.Tensor, path: Path) -> tuple[str, ...]:
-    """The names of the classes; without names every class must occur, else labels from 1 would pass unnoticed."""
+    """The names of the classes."""
     count = int(labels.max()) + 1
     for key in ("classes", "fine_names"):
         if key in arrays:
-            names = arrays[key]
-            if names.ndim != 1 or names.dtype.kind not in "US":
-                raise InputError(f"'{key}' in {path} is {names.dtype} {list(names.shape)}: it must be a list of names")
+            names = names_in(arrays, key, path)
             if len(names) < count:
                 raise InputError(f"'{key}' in {path} names {len(names)} classes, but the labels go up to {count - 1}")
-            return tuple(names.astype(str).tolist())
-    missing = sorted(set(range(min(count, len(labels) + 1))) - set(np.unique(labels.numpy()).tolist()))
-    if missing:
+            return names
+    return numbered(set(np.unique(labels.numpy()).tolist()), path)
+
+
+def names_in(arrays: Mapping[str, np.ndarray], key: str, path: Path) -> tuple[str, ...]:
+    """An array of an archive that is a list of names."""
+    names = arrays[key]
+    if names.ndim != 1 or names.dtype.kind not in "US":
+        raise InputError(f"'{key}' in {path} is {names.dtype} {list(names.shape)}: it must be a list of names")
+    try:
+        return tuple(name.decode() if isinstance(name, bytes) else name for name in names.tolist())
+    except UnicodeDecodeError:
+        raise InputError(f"'{key}' in {path} has names that are not UTF-8: write them as text, not as bytes") from None
+
+
+def numbered(labels: set[int], path: Path) -> tuple[str, ...]:
+    """The names of classes that have only numbers. Every one must occur, else labels from 1 would pass unnoticed."""
+    most = max(labels)
+    missing = next((label for label in range(min(most, len(labels)) + 1) if label not in labels), None)
+    if min(labels) < 0 or missing is not None:
         raise InputError(
-            f"the labels in {path} go up to {count - 1} but {missing[0]} does not occur: number the classes 0 to C-1 "
+            f"the labels in {path} go up to {most} but {missing or 0} does not occur: number the classes 0 to C-1 "
             f"without gaps, or name all of them in 'classes'"
         )
-    return tuple(str(label) for label in range(count))
+    return tuple(str(label) for label in range(most + 1))

@@ -6,7 +6,7 @@ from typing import Any
 from fsl_sage.errors import InputError
 from fsl_sage.problems.classification import refuse_unlearnt
 from fsl_sage.problems.images.images import ImageData
-from fsl_sage.problems.images.npz import channel_moments, split_off
+from fsl_sage.problems.images.npz import channel_moments, numbered, split_off
 from fsl_sage.problems.images.pictures import Picture, common_form, decode
 from fsl_sage.problems.saved import LABEL, Saved, open_saved
 
@@ -16,7 +16,7 @@ def read_saved_images(path: Path, test_fraction: float, side: int | None) -> Ima
     saved = open_saved(path)
     pictures = _pictures(saved, saved.train, "train")
     tests = [] if saved.test is None else _pictures(saved, saved.test, "test")
-    classes = saved.label_names or tuple(str(label) for label in range(max(p.label for p in pictures) + 1))
+    classes = saved.label_names or numbered({picture.label for picture in pictures}, path)
     for picture in [*pictures, *tests]:
         if not 0 <= picture.label < len(classes):
             raise InputError(

@@ -9,7 +9,7 @@ from fsl_sage.errors import InputError
 from fsl_sage.own_modules import is_own
 from fsl_sage.problems.images.folder import read_all
 from fsl_sage.problems.images.images import ImageData, Images, ImageTerms
-from fsl_sage.problems.images.npz import channel_moments, images_in, read_arrays
+from fsl_sage.problems.images.npz import channel_moments, images_in, names_in, read_arrays
 from fsl_sage.problems.images.problem import ImageProblem, load_image_data
 from fsl_sage.problems.texts.sources import kind_of_texts
 
@@ -28,7 +28,7 @@ def load_site(path: Path, terms: ImageTerms) -> ImageProblem:
 
 def _read(file: Path, terms: ImageTerms) -> Images:
     arrays = read_arrays(file)
-    if "classes" in arrays and tuple(arrays["classes"].astype(str).tolist()) != terms.classes:
+    if "classes" in arrays and names_in(arrays, "classes", file) != terms.classes:
         raise InputError(f"The classes in {file} are not those agreed on, or in another order.")
     return images_in(arrays, "x", "y", file)
 
@@ -79,6 +79,6 @@ def load_server_data(config: Config) -> ImageData:
         test = images_in(arrays, "x_test", "y_test", path)
         if "classes" not in arrays:
             raise InputError(f"{path} has test images alone: name their classes in 'classes'.")
-        classes = tuple(arrays["classes"].astype(str).tolist())
+        classes = names_in(arrays, "classes", path)
         return ImageData(config.data.name, test, test, classes, *channel_moments(test))
     return load_image_data(config)

@@ -39,7 +39,47 @@ def _compared(analysis: Analysis, plan: SplitPlan) -> Split:
         _compare(expected, _later_parts(split, split.example, shapes=True), plan)
         if plan.tensors_tell_shapes:
             _compare(expected, _later_parts(split, split.example, shapes=False), plan)
+        for leaves in _other_inputs(analysis):
+            _compare_on(analysis, split, leaves)
     return split
+
+
+def _other_inputs(analysis: Analysis) -> Iterator[tuple[Any, ...]]:
+    """Other raw inputs, if the model's code reads values that depend on them into Python.
+
+    It may branch on them behind the cut too, where it sees placeholders. The example may be all zeros, which lead to
+    the same branch as placeholders do.
+    """
+    crossings = analysis.crossings[0]
+    if analysis.on_meta or not any(
+        node.into_python and any(map(crossings.from_raw, node.reads)) for node in crossings.trace.nodes
+    ):
+        return
+    draw = torch.Generator().manual_seed(0)
+
+    def changed(leaf: Tensor, sign: int) -> Tensor:
+        if leaf.is_floating_point():
+            return leaf + sign * torch.rand(leaf.shape, generator=draw).to(leaf)
+        return leaf if leaf.dtype == torch.bool else torch.randint(2, leaf.shape, generator=draw).to(leaf)
+
+    named = list(zip(analysis.inputs.names, analysis.inputs.leaves, strict=True))
+    for sign in (1, -1):
+        raw = {name for name, leaf in named if name in analysis.inputs.raw and isinstance(leaf, Tensor)}
+        yield tuple(changed(leaf, sign) if name in raw else leaf for name, leaf in named)
+
+
+def _compare_on(analysis: Analysis, split: Split, leaves: tuple[Any, ...]) -> None:
+    try:
+        expected = _called(analysis.model, analysis, leaves)
+    except Exception:  # the model itself takes no such input
+        return
+    try:
+        _compare(expected, _later_parts(split, _called(split.client, analysis, leaves), shapes=True), split.plan)
+    except SplitError as error:
+        raise SplitError(
+            f"the model cannot be cut at {_cuts(split.plan)}: its code behind the cut depends on values of the raw "
+            "input that it has read before it, and raw inputs never cross"
+        ) from error
 
 
 def _with_example_sizes(analysis: Analysis, split: Split) -> Split:

@@ -82,7 +82,8 @@ def _set_plain(part: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 def _attributes(module: nn.Module) -> list[tuple[str, Any]]:
     """What a module keeps besides parameters, buffers and modules, as far as there can be tensors in it."""
-    own = ((key, value) for key, value in module.__dict__.items() if key not in _OF_MODULE)
+    skipped = _OF_MODULE | {"_flat_weights"} if isinstance(module, nn.RNNBase) else _OF_MODULE  # these are parameters
+    own = ((key, value) for key, value in module.__dict__.items() if key not in skipped)
     return [(key, value) for key, value in own if isinstance(value, Tensor | list | tuple | dict)]
 
 

@@ -146,7 +146,7 @@ class _Search:
             if leaf.is_tensor:
                 yield leaf.node
         # The model's code may branch before the cut on a mask: the server must then see it too. What it reads of the
-        # raw input (a warning about padding) it cannot see; the comparison with the whole model guards that.
+        # raw input (a warning about padding) it cannot see; comparisons with the whole model guard that.
         for position, node in enumerate(nodes[: self.time]):
             if node.into_python and node.call in self.open and self.crossings.is_free(position):
                 yield from node.reads

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
+from fsl_sage.split.errors import SplitError
+
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Every parameter and buffer; weights tied between modules appear once per module."""
@@ -27,7 +29,13 @@ def skeleton(model: nn.Module, tensor: Callable[[Tensor], Tensor] = lambda tenso
     """
     memo = {id(original): tensor(original) for original in named_tensors(model).values()}
     # deepcopy asks the memo before it copies; the list keeps the originals' ids from being reused meanwhile.
-    return copy.deepcopy(model, memo)
+    try:
+        return copy.deepcopy(model, memo)
+    except (RuntimeError, TypeError) as error:
+        raise SplitError(
+            f"the model cannot be copied: {str(error).splitlines()[0]} It must not keep computed tensors, locks or "
+            "files among its attributes; torch.nn.utils.parametrizations has a weight_norm that can be copied"
+        ) from error
 
 
 def holder_and_attribute(model: nn.Module, name: str) -> tuple[nn.Module, str]:
