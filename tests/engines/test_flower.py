@@ -337,6 +337,8 @@ def test_a_late_node_joins_and_one_that_leaves_is_missing(deploy):
     # Node 2 is asked who it is when round 1 starts, without waiting for it.
     assert [line["missing"] for line in deployment.metrics()] == [[2], [2], [], [0]]
     assert deployment.metrics()[0]["failures"] == {"2": "it is not connected"}
+    billed = {entry.round for entry in RunDirectory(deployment.run_directory).ledger() if entry.client == 2}
+    assert billed == {2, 3}  # who is not connected is sent nothing
 
 
 def test_fewer_than_the_minimum_end_the_run_and_keep_the_checkpoint(deploy):

@@ -200,6 +200,10 @@ class Engine(ABC):
     clients: ClientStore | None = None
     """The clients' states, where the engine keeps them."""
 
+    def present(self, t: int, clients: Sequence[int]) -> list[int]:
+        """Those of these clients that can be reached for round t: nothing is sent to the others, nor billed."""
+        return list(clients)
+
     @abstractmethod
     def train(self, t: int, clients: Sequence[int], delivery: Delivery, link: Link) -> list[Update]:
         """Local rounds of these clients, with the S-server's part in them; uploads and replies go over the link.

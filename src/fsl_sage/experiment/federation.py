@@ -121,6 +121,7 @@ class Federation:
                 raise TrainingError(f"'{path}' became infinite or NaN in round {t}. {REMEDY}")
 
     def _train(self, t: int, group: Sequence[int]) -> list[Update]:
+        group = self.engine.present(t, group) if group else []
         if not group:
             return []
         now(f"training {len(group)} clients")

@@ -77,13 +77,20 @@ class FlowerEngine(Engine):
         """By client, the last round whose report was accepted. The client continues from its state after that round."""
         self._checkpointed = dict(self._last)
         self._remarks: dict[str, dict[str, str]] = {}
+        self._nodes: dict[int, int] = {}
+        """By client that is present in the round, its node."""
 
     # Rounds
 
-    def train(self, t: int, clients: Sequence[int], delivery: Delivery, link: Link) -> list[Update]:
-        """Send every connected client its message. The S-server learns from the replies that pass inspection."""
+    def present(self, t: int, clients: Sequence[int]) -> list[int]:
+        """Those that are connected, when there are enough."""
         self._remarks = {"failures": {}, "rejected": {}}
-        nodes = self._founded(self._gather(t, clients))
+        self._nodes = self._gather(t, clients)
+        return [client for client in clients if client in self._nodes]
+
+    def train(self, t: int, clients: Sequence[int], delivery: Delivery, link: Link) -> list[Update]:
+        """Send every client that is present its message. The S-server learns from the replies that pass inspection."""
+        nodes = self._founded({client: self._nodes[client] for client in clients})
         held = self._held(delivery.received)
         messages = {client: self._message("train", t, client, nodes[client], held, delivery) for client in nodes}
         answers = self._courier.exchange(messages, self._rules.timeout)
