@@ -16,6 +16,7 @@ from benchmarks.timing import CONSOLE, at_least, compare_cpu, note
 from fsl_sage.engines.process import prepare_process
 from fsl_sage.experiment.setup import make_setup
 from fsl_sage.models import ResNet18
+from fsl_sage.models.conv import _by_products
 from fsl_sage.precision import multiplies_bfloat16
 
 BATCH, STEPS = 256, 2
@@ -38,6 +39,17 @@ def training_step(*, brief: bool) -> Callable[[], None]:
     return step
 
 
+def errors(channels: int, size: int) -> tuple[float, float]:
+    """Relative errors of a 3x3 convolution by bfloat16 factors: as it is computed, and by Winograd's products."""
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(BATCH, channels, size, size, generator=draw).relu().bfloat16()
+    weight = (torch.randn(channels, channels, 3, 3, generator=draw) / (9 * channels) ** 0.5).bfloat16()
+    exact = F.conv2d(x.double(), weight.double(), padding=1)
+    found = (F.conv2d(x, weight, padding=1), _by_products(x, weight))
+    direct, winograd = (float((y.double() - exact).norm() / exact.norm()) for y in found)
+    return direct, winograd
+
+
 def rounds_of(algorithm: str, precision: str) -> Ours:
     """Plays rounds of this algorithm."""
     config = config_for(algorithm, "resnet18", BATCH)
@@ -55,6 +67,12 @@ def main(repeats: int = 7) -> None:
     ratio = compare_cpu(training_step(brief=False), training_step(brief=True), repeats)
     CONSOLE.print(f"a ResNet-18 step, batch {BATCH}, float32 over bf16: {ratio}")
     note(f"a ResNet-18 step in float32 over one in bf16, batch {BATCH}", ratio.median, at_least(1.5))
+    for channels, size in ((64, 8), (128, 4)):
+        direct, winograd = errors(channels, size)
+        CONSOLE.print(
+            f"a 3x3 convolution of {channels} channels on {size}x{size} in bf16 is off by {direct:.2%}; by Winograd's "
+            f"products, which float32 takes there, it would be by {winograd:.2%}"
+        )
     for algorithm in ("fsl-sage", "cse-fsl", "fedavg"):
         sides = [rounds_of(algorithm, precision) for precision in ("float32", "bf16")]
         ratio = compare_cpu(*(side.play for side in sides), 3)

@@ -41,7 +41,7 @@ def test_several_runs_are_shown_side_by_side_and_followed(tmp_path: Path) -> Non
         assert "training client 2 of 3" in texts(page, ".lane")[0]
         assert any("The test loss became nan." in note for note in texts(page, ".note"))
         assert texts(page, ".tile .big")[0] == "1 of 4"
-        assert texts(page, ".tile .big")[1].startswith("about")
+        assert texts(page, ".tile .more")[1].startswith("until about")
         assert len(texts(page, "#moved .row")) == 3
 
         go_on(going, 3)
