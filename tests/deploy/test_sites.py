@@ -46,11 +46,12 @@ from fsl_sage.problems.sites import problem_at_server
 from fsl_sage.problems.texts.one_side import load_side
 from fsl_sage.problems.texts.sites import text_shapes
 from fsl_sage.records.files import load_tensors
+from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.split.trace.skeleton import named_tensors
 from fsl_sage.wire.message import Tensors
 
 from ..conftest import tiny_config
-from ..engines.test_flower import Deployment, assert_same_run, hasty  # noqa: F401
+from ..engines.test_flower import Deployment, assert_same_numbers, assert_same_run, hasty  # noqa: F401
 from ..problems.texts.test_labelled import save_bert, save_texts
 from ..texts import save_all
 from . import own_table
@@ -284,13 +285,16 @@ def test_a_late_site_and_one_that_is_started_again_get_what_they_lack_and_take_p
     assert before == sum(m.metadata.dst_node_id == old and "weights" in m.metadata.message_type for m in grid.sent)
     assert before > 2
 
-    # The run is the one in which they had been silent in these rounds.
+    # The run is the one in which they had been silent in these rounds, but for the bytes: who is silent was sent some.
     absent = {("0", 1), ("1", 1), ("3", 0)}
     federation, deployment.run_directory = deployment.run_directory, tmp_path / "silent"
     deployment.states = tmp_path / "other-states"
     silent = deployment.grid(tamper=lambda c, m, r: None if (m.metadata.group_id, c) in absent else r)
     deployment.serve(silent, timeout=0.1)
-    assert_same_run(federation, deployment.run_directory)
+    assert_same_numbers(federation, deployment.run_directory)
+    one, other = (RunDirectory(path).ledger() for path in (federation, deployment.run_directory))
+    assert not [entry for entry in one if (str(entry.round), entry.client) in absent]
+    assert sum(entry.bytes for entry in one) < sum(entry.bytes for entry in other)
 
 
 @pytest.mark.slow
