@@ -6,7 +6,7 @@ has a stride (`_by_taps`), Winograd's minimal filtering where it has none (`_by_
 as often as wanted.
 
 Under bfloat16 autocast the products have bfloat16 factors and are summed in float32. Winograd's have none of it: their
-sums and differences would multiply the rounding of a factor by six. There 2x2 maps take one plain product (`_dense`),
+sums and differences would multiply the rounding of a factor by eight. There 2x2 maps take one plain product (`_dense`),
 and larger ones torch's own convolution, which is faster in bfloat16 than Winograd's products in float32.
 """
 
