@@ -250,3 +250,21 @@ def test_a_model_with_tied_weights_is_loaded(tiny) -> None:
     assert loaded.b.weight is loaded.a.weight
     found = evaluate(result.directory)
     assert found["test_loss"] == result.metrics[-1]["test_loss"]
+
+
+def test_a_kill_between_the_checkpoint_and_the_best_model_loses_neither(tiny, monkeypatch) -> None:
+    class KillError(BaseException):
+        pass
+
+    def killed(self: RunDirectory, rounds: int) -> None:
+        raise KillError
+
+    whole, cut = (tiny(rounds=2, keep="best", data={"train_images": 60, "test_images": 20}) for _ in range(2))
+    run(whole)
+    with monkeypatch.context() as during:
+        during.setattr(RunDirectory, "settle_best", killed)
+        with pytest.raises(KillError):
+            run(cut)
+    assert not (cut.out / "best.safetensors").exists()
+    resume(cut.out)
+    assert (whole.out / "best.safetensors").read_bytes() == (cut.out / "best.safetensors").read_bytes()

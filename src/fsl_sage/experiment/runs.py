@@ -266,6 +266,7 @@ def _restore(
     checkpoint = directory.load_checkpoint(config)
     if checkpoint:
         directory.warn_of_versions()
+        directory.settle_best(checkpoint[1]["rounds"])  # a kill may have come between the checkpoint and this
         directory.check_best()
     for start in range(1, LOSSES + 1):
         try:

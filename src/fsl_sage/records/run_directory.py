@@ -128,6 +128,8 @@ class RunDirectory:
                 return False
         except LockedError:
             return True
+        except OSError:  # the directory cannot be written, so nobody plays a run in it
+            return False
 
     @contextmanager
     def writing(self) -> Iterator[None]:
