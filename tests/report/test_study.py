@@ -8,8 +8,9 @@ import pytest
 from fsl_sage.config import Config
 from fsl_sage.errors import InputError
 from fsl_sage.report.load import load_runs
+from fsl_sage.report.metric import ACCURACY, COSINE
 from fsl_sage.report.options import options_of, settings_of
-from fsl_sage.report.study import ACCURACY, COSINE, Setting, make_study
+from fsl_sage.report.study import Setting, make_study
 from fsl_sage.report.style import option_name, style
 from tests.report.made_up import made_up_config, write_grid, write_run
 

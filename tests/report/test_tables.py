@@ -8,7 +8,8 @@ from fsl_sage.problems.score import Score
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.report.load import load_runs
 from fsl_sage.report.study import make_study
-from fsl_sage.report.tables import make_tables, to_csv, to_html, to_latex, to_markdown
+from fsl_sage.report.table_forms import to_csv, to_html, to_latex, to_markdown
+from fsl_sage.report.tables import make_tables
 from tests.report.made_up import made_up_config, write_grid, write_run
 
 

@@ -124,3 +124,15 @@ def test_a_real_run_is_followed_from_before_its_start_to_its_end(tiny, tmp_path:
         assert [found for _, _, found in seen] == [[1], [2], [3]]
         assert f"{result.metrics[-1]['test_accuracy'] * 100:.2f} %" in texts(page, ".tile .big")
         assert page.problems == []
+
+
+@needs_chromium
+def test_runs_side_by_side_that_nobody_planned_end_with_the_last_of_them(tmp_path: Path) -> None:
+    """The time left is that of the run that takes longest, not of one after the other."""
+    for name in ("a", "b"):
+        played(run_of(tmp_path / "runs" / name, rounds=4))
+    with served(tmp_path / "runs") as server, chromium(tmp_path / "profile") as page:
+        page.open(server.address)
+        page.until("document.querySelectorAll('.run[data-run]').length === 2")
+        page.until("document.querySelectorAll('.tile .more')[1]?.textContent.startsWith('until about')")
+        assert texts(page, ".tile .big")[1] in texts(page, ".run dd")

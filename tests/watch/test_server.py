@@ -143,3 +143,22 @@ def test_the_command_serves_until_an_interrupt(tmp_path: Path):
         ended = started.done()
     assert ended.returncode == 0
     assert "There is no" in ended.stdout
+
+
+def test_browsers_leave_out_the_usual_port(server, monkeypatch):
+    assert "127.0.0.1" not in server.own_hosts
+    monkeypatch.setattr(server, "server_port", 80)
+    assert {"127.0.0.1", "localhost", "127.0.0.1:80"} <= server.own_hosts
+
+
+def test_a_run_whose_score_is_damaged_does_not_hide_the_others(tmp_path):
+    for name in ("good", "bad"):
+        run_of(tmp_path / name)
+    file = tmp_path / "bad" / "config.json"
+    written = json.loads(file.read_text())
+    file.write_text(json.dumps({**written, "score": {"name": "test_accuracy", "percent": float("nan")}}))
+    with served(tmp_path) as server:
+        answer, body = asked(server)
+    assert answer.status == 200
+    states = {run["name"]: run["reason"] for run in json.loads(body)["runs"]}
+    assert states["bad"] == "config.json is damaged"

@@ -2,6 +2,7 @@
 
 import inspect
 import pkgutil
+import sys
 from collections import UserDict
 from collections.abc import Callable, MutableMapping
 from dataclasses import fields, is_dataclass
@@ -70,7 +71,13 @@ def find_algorithm(name: str) -> type[Algorithm]:
 
 
 def known_algorithm(name: str) -> type[Algorithm] | None:
-    """The class that a name means; None where it cannot be found, as of a run that somebody else has recorded."""
+    """The class that a name means; None where it is not known, as of a run that somebody else has recorded.
+
+    Nothing is imported for it: the name may be written in a run directory, which is read as data. A class of the user's
+    own is known where it has been imported already, as by the comparison that runs it.
+    """
+    if is_own(name) and name.partition(":")[0] not in sys.modules:
+        return None
     try:
         return find_algorithm(name)
     except InputError:

@@ -4,7 +4,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fsl_sage.report.tables import Table as ReportTable
+from fsl_sage.report.table_forms import Table as ReportTable
 from fsl_sage.report.write import Report
 
 

@@ -17,6 +17,14 @@ class Score:
     percent: bool = False
     """Whether it is a fraction, which people read as a percentage."""
 
+    def __post_init__(self) -> None:
+        named = isinstance(self.name, str) and bool(self.name.strip())
+        if not named or not isinstance(self.higher_is_better, bool) or not isinstance(self.percent, bool):
+            raise InputError(
+                f"Score({self.name!r:.60}, {self.higher_is_better!r:.20}, {self.percent!r:.20}) is not possible: give "
+                "a name, and whether higher is better and whether it is a fraction, as True or False."
+            )
+
     @property
     def title(self) -> str:
         """For people: test accuracy."""

@@ -13,6 +13,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from fsl_sage.records.figures import literal
+from fsl_sage.report.metric import NMSE, Metric
 from fsl_sage.report.options import HETEROGENEITY, dirichlet_alpha, heterogeneity
 from fsl_sage.report.panels import (
     LOOK,
@@ -33,7 +34,7 @@ from fsl_sage.report.score_figures import (
     score_against_communication,
     score_against_step,
 )
-from fsl_sage.report.study import NMSE, Metric, Setting, Study
+from fsl_sage.report.study import Setting, Study
 from fsl_sage.report.style import style, value_name
 
 WHOLE_AXIS = "communication, GiB (whole models, frozen weights too)"

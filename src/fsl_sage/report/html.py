@@ -15,10 +15,11 @@ from matplotlib.colors import to_hex
 from plotly.offline import get_plotlyjs
 
 from fsl_sage.config import option
+from fsl_sage.report.metric import COSINE, NMSE, Metric
 from fsl_sage.report.panels import Drawing
-from fsl_sage.report.study import COSINE, NMSE, Metric, Series, Study
+from fsl_sage.report.study import Series, Study
 from fsl_sage.report.style import style
-from fsl_sage.report.tables import Cell, Table, to_html
+from fsl_sage.report.table_forms import Cell, Table, to_html
 
 SHORT = {COSINE: "fidelity (cosine)", NMSE: "fidelity (NMSE)"}
 """What metrics are called where there is little room, if not by their own short names."""
@@ -47,7 +48,7 @@ def make_page(
         configuration=_configuration(study),
         bandwidth=f"{bandwidth:g}",
         plotly=get_plotlyjs(),
-        data=json.dumps(_data(study), allow_nan=False, separators=(",", ":")).replace("</", "<\\/"),
+        data=json.dumps(_data(study), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"),
         script=(page / "report.js").read_text("utf-8"),
     )
 
@@ -122,7 +123,7 @@ def _table(table: Table) -> str:
     caption = html.escape(table.caption)
     if table.name == "runs":
         return f'<details><summary>{caption}</summary><div class="scroll">{to_html(table)}</div></details>'
-    return f'<div class="table" id="{table.name}"><p class="caption">{caption}.</p>{to_html(table)}</div>'
+    return f'<div class="table" id="{html.escape(table.name)}"><p class="caption">{caption}.</p>{to_html(table)}</div>'
 
 
 def _figure(drawing: Drawing, png: bytes) -> str:
@@ -136,12 +137,10 @@ def _figure(drawing: Drawing, png: bytes) -> str:
 def _configuration(study: Study) -> str:
     options = [run.options for run in study.runs]
     hidden = {"out", "workers", "seed", "algorithm"}
-    same = {
-        path: value
-        for path, value in options[0].items()
-        if path not in hidden and all(other.get(path) == value for other in options)
-    }
-    differ = [path for path in options[0] if path not in hidden | set(same)]
+    paths = [path for path in dict.fromkeys(path for own in options for path in own) if path not in hidden]
+    shared = [path for path in paths if all(path in own for own in options)]
+    same = {path: options[0][path] for path in shared if all(own[path] == options[0][path] for own in options)}
+    differ = [path for path in paths if path not in same]
     environments = list(dict.fromkeys(run.environment for run in study.runs if run.environment))
     parts = [f"<details open><summary>Options that all runs share</summary>{_definitions(same)}</details>"]
     if differ:

@@ -21,6 +21,7 @@ from fsl_sage.config import (
     to_dict,
 )
 from fsl_sage.errors import InputError
+from fsl_sage.own_modules import is_own
 
 HETEROGENEITY = "heterogeneity"
 """The name under which the partition and its parameter are compared, together."""
@@ -31,6 +32,7 @@ NO_SETTING = {"algorithm", "seed", "device", "threads", "data.dir", *NO_PART_OF_
 _SHARED = {HETEROGENEITY, *(each.name for each in fields(Config))}
 """What all algorithms have; another name is an option of one that is not in the package."""
 _LARGEST = 2**62
+_OF_OWN_MODULES = ("data.name", "data.augmentation", "model.name", "algorithm")
 _PARTITION = {"data.partition", "data.alpha", "data.shards_per_client"}
 
 
@@ -108,7 +110,10 @@ def _may_be_null(path: str) -> bool:
 
 def settings_of(options: Mapping[str, Any]) -> dict[str, Any]:
     """Those options that may be a setting of a comparison; the partition is one of them, as `heterogeneity`."""
-    kept = {path: value for path, value in options.items() if path not in NO_SETTING | _PARTITION}
+    hidden = NO_SETTING | _PARTITION
+    if any(is_own(str(options.get(path, ""))) for path in _OF_OWN_MODULES):
+        hidden = hidden - {"data.dir"}  # their code reads it
+    kept = {path: value for path, value in options.items() if path not in hidden}
     return {HETEROGENEITY: heterogeneity(options), **kept}
 
 

@@ -9,10 +9,12 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullLocator
 
+from fsl_sage.algorithms.looks import algorithm_of
 from fsl_sage.records.figures import literal
+from fsl_sage.report.metric import Metric
 from fsl_sage.report.options import HETEROGENEITY, concerns, dirichlet_alpha
 from fsl_sage.report.panels import Drawing, by_setting, legend_of, log_if_far_apart, pages
-from fsl_sage.report.study import Metric, Series, Setting, Study
+from fsl_sage.report.study import Series, Setting, Study
 from fsl_sage.report.style import option_axis, option_name, style, value_name, value_text
 from fsl_sage.units import bytes_text
 
@@ -179,7 +181,7 @@ def ablation(study: Study, path: str) -> Iterator[Drawing]:
         joined = numeric or path == "model.auxiliary"  # which stands in the order of its size
         for algorithm in reversed(study.algorithms):
             series = [study.of(algorithm, setting) for setting in members]
-            if concerns(algorithm, path):
+            if concerns(algorithm_of(algorithm), path):
                 _final_and_best(axes, algorithm, _points(places, series, metric), joined=joined)
             else:
                 _baseline(axes, series[0], metric)

@@ -9,65 +9,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fsl_sage.algorithms.looks import place_of, variant_of
-from fsl_sage.problems import score
+from fsl_sage.config import option
+from fsl_sage.errors import listed
 from fsl_sage.problems.score import Score
 from fsl_sage.records.subject import subject
 from fsl_sage.report.load import Run
+from fsl_sage.report.metric import COSINE, LOSS, NMSE, Metric
 from fsl_sage.report.options import HETEROGENEITY, concerns, dirichlet_alpha, has_option, settings_of
-from fsl_sage.report.style import value_name
+from fsl_sage.report.style import style, value_name
 
 _OF_TASK = ("clients", "cohort", "model.name", HETEROGENEITY)
 """Options that decide what is learnt and by which clients, besides those of the data."""
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A number of every round."""
-
-    key: str
-    label: str
-    unit: str = ""
-    scale: float = 1.0
-    higher_is_better: bool = True
-
-    @property
-    def axis(self) -> str:
-        """The label of an axis."""
-        return f"{self.label}, {self.unit}" if self.unit else self.label
-
-    @classmethod
-    def of(cls, score: Score) -> "Metric":
-        """A headline score as it is drawn: a fraction in percent."""
-        unit, scale = ("%", 100.0) if score.percent else ("", 1.0)
-        return cls(score.name, score.title, unit, scale, score.higher_is_better)
-
-    @property
-    def short(self) -> str:
-        """For narrow places."""
-        return self.label.removeprefix("test ")
-
-    @property
-    def file_name(self) -> str:
-        """For names of figures and tables."""
-        return self.key.removeprefix("test_").replace("_", "-")
-
-    def text(self, value: float) -> str:
-        """A value as it was measured, in the metric's unit."""
-        return f"{self.scale * value:g} {self.unit}".rstrip()
-
-    def reaches(self, values: np.ndarray, target: float) -> np.ndarray:
-        """Which values, as they were measured, are as good as a target."""
-        return values >= target if self.higher_is_better else values <= target
-
-    def best(self, values: np.ndarray) -> float:
-        """The best of some values."""
-        return float(np.nanmax(values) if self.higher_is_better else np.nanmin(values))
-
-
-ACCURACY = Metric.of(score.ACCURACY)
-LOSS = Metric("test_loss", "test loss", higher_is_better=False)
-COSINE = Metric("fidelity_cosine", "cosine of estimated and true cut gradients")
-NMSE = Metric("fidelity_nmse", "NMSE of estimated cut gradients", higher_is_better=False)
+_OF_EFFORT = ("rounds", "batch_size", "local_epochs", "local_steps")
+"""Options by which one algorithm may have been given more than another."""
 
 
 class Spread(NamedTuple):
@@ -225,6 +179,22 @@ class Study:
     series: tuple[Series, ...]
     settings: tuple[Setting, ...]
     """Where algorithms are compared. An algorithm that an option does not concern is in every setting of it."""
+    repeated: tuple[tuple[Run, Run], ...] = ()
+    """Runs that are not counted, each with the one of the same options and seed that is."""
+
+    def unequal(self) -> list[str]:
+        """Sentences on settings in which one algorithm has other rounds or batches than another."""
+        told = []
+        for setting in self.settings:
+            for path in _OF_EFFORT:
+                by_value: dict[Any, list[str]] = defaultdict(list)
+                for series in self.within(setting):
+                    for value in dict.fromkeys(run.options.get(path) for run in series.runs):
+                        by_value[value].append(style(series.algorithm).name)
+                if len(by_value) > 1:
+                    each = "; ".join(f"{value} for {listed(names)}" for value, names in by_value.items())
+                    told.append(f"{option(path)} is not the same for all{_where(setting)}: {each}.")
+        return told
 
     @property
     def algorithms(self) -> list[str]:
@@ -297,15 +267,23 @@ def make_study(runs: Sequence[Run]) -> Study:
     varying = sorted(_varying(values) - switches, key=_place_of_option)
     order = _order_of_values(runs, options)
     groups: dict[tuple[str, tuple[Any, ...]], list[Run]] = defaultdict(list)
-    for run, own in zip(runs, options, strict=True):
+    counted: dict[tuple[Any, ...], Run] = {}
+    repeated: list[tuple[Run, Run]] = []
+    # A finished run counts before an unfinished one of the same options and seed.
+    for run, own in sorted(zip(runs, options, strict=True), key=lambda each: each[0].stopped is None):
         name = run.algorithm
         # Single runs may differ in an option for which another algorithm stands in a comparison.
         parting = [path for path in varying if path in own and (concerns(name, path) or len(values[name, path]) > 1)]
         variant = variant_of(name, sorted(path for path in switches if own.get(path) is True))
-        groups[variant, tuple((path, _hashable(own.get(path))) for path in parting)].append(run)
+        group = variant, tuple((path, _hashable(own.get(path))) for path in parting)
+        first = counted.setdefault((*group, run.seed), run)
+        if first is run:
+            groups[group].append(run)
+        else:
+            repeated.append((run, first))
     series = [Series(name, Setting(dict(own)), tuple(members)) for (name, own), members in groups.items()]
     series.sort(key=lambda each: (order(each.setting), place_of(each.algorithm), each.algorithm))
-    return Study(tuple(runs), tuple(varying), tuple(series), _meeting_points(series))
+    return Study(tuple(runs), tuple(varying), tuple(series), _meeting_points(series), tuple(repeated))
 
 
 def _varying(values: Mapping[tuple[str, str], set[Any]]) -> set[str]:
@@ -346,6 +324,10 @@ def _meeting_points(series: Sequence[Series]) -> tuple[Setting, ...]:
         setting for setting in settings if not any(other is not setting and other.covers(setting) for other in settings)
     ]
     return tuple(most)
+
+
+def _where(setting: Setting) -> str:
+    return f" in {setting.label}" if setting.label else ""
 
 
 def _hashable(value: Any) -> Any:

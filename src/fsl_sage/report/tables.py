@@ -1,18 +1,16 @@
-"""The tables of a report, as Markdown, CSV, LaTeX and HTML: the best bold, the second best underlined."""
+"""The tables of a report: scores, what a target costs, memory and FLOPs of a step, every run."""
 
-import csv
-import html
-import io
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from fsl_sage.report.load import Run
-from fsl_sage.report.study import LOSS, Metric, Series, Setting, Spread, Study
+from fsl_sage.report.metric import LOSS, Metric
+from fsl_sage.report.study import Series, Setting, Spread, Study
 from fsl_sage.report.style import style
+from fsl_sage.report.table_forms import DASH, Cell, Table
 from fsl_sage.units import gib_number
 from fsl_sage.wire.ledger import GIB
 
@@ -20,28 +18,6 @@ REFERENCE = "fsl-sage"
 """The algorithm that the others are set in relation to."""
 WIDE = 6
 """With more settings than this a table has a row for each of them, and a column for each algorithm."""
-DASH = "–"
-
-
-class Cell(NamedTuple):
-    """A number and its spread, or a text."""
-
-    text: str
-    spread: str = ""
-    rank: int = 0
-    """1 for the best, 2 for the second best of those it is compared with."""
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table for people, and the same numbers for machines."""
-
-    name: str
-    caption: str
-    columns: list[str]
-    rows: list[list[Cell]]
-    data: list[dict[str, Any]]
-    """For CSV: one dict a line, with means and deviations apart."""
 
 
 def make_tables(study: Study, targets: Sequence[float]) -> list[Table]:
@@ -52,7 +28,7 @@ def make_tables(study: Study, targets: Sequence[float]) -> list[Table]:
         tables.append(_overview(study, metric, "equal"))
     if metric is not LOSS:
         tables.append(_to_target(study, metric, targets))
-    return [table for table in [*tables, _steps(study), _runs(study)] if table.rows]
+    return [table for table in [*tables, _steps(study), _runs(study)] if table.rows and table.data]
 
 
 # The headline score by algorithm and setting
@@ -141,8 +117,8 @@ def _ranked(values: Sequence[Spread | None], metric: Metric) -> list[Cell]:
 def default_target(study: Study, setting: Setting, metric: Metric) -> float | None:
     """The value of the headline score that ends the runs, if one does.
 
-    Else, of a score in percent, the highest whole 5 % that two algorithms of the setting reach with every seed (the
-    only one, if it is alone).
+    Else, of a score in percent, the best whole 5 % that two algorithms of the setting reach with every seed (the only
+    one, if it is alone).
     """
     asked = {run.options["target_accuracy"] for series in study.within(setting) for run in series.runs}
     if len(asked) == 1 and None not in asked:
@@ -152,9 +128,13 @@ def default_target(study: Study, setting: Setting, metric: Metric) -> float | No
     judged = [each for each in study.within(setting) if each.has(metric)]
     if not judged:
         return None
-    lowest = sorted((min(float(run.values(metric.key).max()) for run in each.runs) for each in judged), reverse=True)
-    reached = lowest[min(1, len(lowest) - 1)]
-    target = math.floor(reached * 20 + 1e-9) / 20
+    bests = [[metric.best(run.values(metric.key)) for run in each.runs] for each in judged]
+    if metric.higher_is_better:
+        reached = sorted(map(min, bests), reverse=True)[:2][-1]
+        target = math.floor(reached * 20 + 1e-9) / 20
+    else:
+        reached = sorted(map(max, bests))[:2][-1]
+        target = math.ceil(reached * 20 - 1e-9) / 20
     return target if target > 0 else None
 
 
@@ -164,7 +144,8 @@ def _to_target(study: Study, metric: Metric, targets: Sequence[float]) -> Table:
         automatic = default_target(study, setting, metric)
         for target in targets or ([] if automatic is None else [automatic]):
             reference = study.of(REFERENCE, setting)
-            lines = [_reach(series, metric, target, reference) for series in study.within(setting)]
+            judged = [series for series in study.within(setting) if series.has(metric)]
+            lines = [_reach(series, metric, target, reference) for series in judged]
             least = sorted({line["gib"] for line in lines if line["all_reached"]})
             for line in lines:
                 line["rank"] = least.index(line["gib"]) + 1 if line["all_reached"] and len(lines) > 1 else 0
@@ -230,7 +211,12 @@ def _target_row(setting: Setting, target: str, line: dict[str, Any]) -> list[Cel
 
 
 def _rounded(value: Any) -> Any:
-    return "" if value is None else round(value, 6) if isinstance(value, float) else value
+    """A number with six decimals; a small one with four digits that count."""
+    if value is None:
+        return ""
+    if not isinstance(value, float) or not math.isfinite(value) or value == 0:
+        return value
+    return round(value, max(6, 3 - math.floor(math.log10(abs(value)))))
 
 
 # Memory and FLOPs of a step
@@ -336,75 +322,3 @@ def _show(value: Any) -> str:
     if not isinstance(value, float):
         return str(value)
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-# The four forms
-
-
-def _is_number(cell: Cell) -> bool:
-    return cell.text[:1].isdigit() or cell.text[:1] in (">", DASH)
-
-
-def to_markdown(table: Table) -> str:
-    """For READMEs."""
-
-    def cell(each: Cell) -> str:
-        marks = {0: "{}", 1: "**{}**", 2: "<u>{}</u>"}
-        return marks[each.rank].format(each.text).replace("|", "\\|") + (f" ± {each.spread}" if each.spread else "")
-
-    lines = [table.columns, ["---"] * len(table.columns), *([cell(each) for each in row] for row in table.rows)]
-    return f"{table.caption}.\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
-
-
-def to_csv(table: Table) -> str:
-    """For machines: means and deviations in columns of their own."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(table.data[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(table.data)
-    return text.getvalue()
-
-
-def to_latex(table: Table) -> str:
-    """For papers; needs booktabs."""
-
-    def cell(each: Cell) -> str:
-        marks = {0: "{}", 1: "\\textbf{{{}}}", 2: "\\underline{{{}}}"}
-        spread = f" {{\\scriptsize $\\pm$ {each.spread}}}" if each.spread else ""
-        return marks[each.rank].format(_latex(each.text)) + spread
-
-    justified = "".join("r" if _is_number(each) else "l" for each in table.rows[0])
-    body = [" & ".join(cell(each) for each in row) + " \\\\" for row in table.rows]
-    titles = " & ".join(_latex(name) for name in table.columns) + " \\\\"
-    lines = [
-        "\\begin{tabular}{" + justified + "}",
-        "\\toprule",
-        titles,
-        "\\midrule",
-        *body,
-        "\\bottomrule",
-        "\\end{tabular}",
-    ]
-    return f"% {table.caption}.\n" + "\n".join(lines) + "\n"
-
-
-_LATEX = {"\\": r"\textbackslash{}", "α": r"$\alpha$", "×": r"$\times$", "–": "--", ">": "$>$", "“": "``", "”": "''"}
-_LATEX |= {mark: f"\\{mark}" for mark in "%&_#${}"}
-
-
-def _latex(text: str) -> str:
-    return "".join(_LATEX.get(character, character) for character in text)
-
-
-def to_html(table: Table) -> str:
-    """For the page."""
-
-    def cell(each: Cell) -> str:
-        marks = {0: "{}", 1: "<b>{}</b>", 2: "<u>{}</u>"}
-        spread = f" <small>± {each.spread}</small>" if each.spread else ""
-        number = ' class="number"' if _is_number(each) else ""
-        return f"<td{number}>{marks[each.rank].format(html.escape(each.text))}{spread}</td>"
-
-    titles = "".join(f"<th>{html.escape(name)}</th>" for name in table.columns)
-    body = "".join(f"<tr>{''.join(cell(each) for each in row)}</tr>\n" for row in table.rows)
-    return f"<table>\n<thead><tr>{titles}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>"

@@ -9,7 +9,8 @@ from fsl_sage.errors import InputError
 from fsl_sage.records.files import write_bytes
 from fsl_sage.report.load import load_runs
 from fsl_sage.report.study import Study, make_study
-from fsl_sage.report.tables import Table, make_tables, to_csv, to_latex, to_markdown
+from fsl_sage.report.table_forms import Table, to_csv, to_latex, to_markdown
+from fsl_sage.report.tables import make_tables
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def write_report(folder: Path, out: Path, options: ReportOptions) -> Report:
     study = make_study(runs)
     for target in options.target:
         study.score.check_target(target, "--target")
-    notes += _unfinished(study)
+    notes += [*_unfinished(study), *_repeated(study), *study.unequal()]
     tables = make_tables(study, options.target)
     try:
         for name in ("figures", "tables"):
@@ -96,6 +97,13 @@ def _unfinished(study: Study) -> list[str]:
     names = [run.name for run in study.runs if run.stopped is None and run.failure is None]
     told = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     return [f"Not finished yet, as far as they are: {told}."] if names else []
+
+
+def _repeated(study: Study) -> list[str]:
+    return [
+        f"{run.name} is not counted: {first.name} has the same options and the same seed."
+        for run, first in study.repeated
+    ]
 
 
 def _write_tables(tables: Sequence[Table], folder: Path) -> None:

@@ -66,7 +66,8 @@ class Server(ThreadingHTTPServer):
     @property
     def own_hosts(self) -> set[str]:
         """What a browser that was pointed here says. A name that an attacker's DNS has turned to here says another."""
-        return {f"{name}:{self.server_port}" for name in (LOOPBACK, "localhost")}
+        names = {LOOPBACK, "localhost"}
+        return {f"{name}:{self.server_port}" for name in names} | (names if self.server_port == 80 else set())
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from fsl_sage.algorithms.looks import colour_of, place_of, title_of
 from fsl_sage.errors import InputError
-from fsl_sage.problems.score import ACCURACY, Score
+from fsl_sage.problems.score import ACCURACY
 from fsl_sage.records.activity_file import ACTIVITY
 from fsl_sage.records.config_file import score_in
 from fsl_sage.records.pace import time_left
@@ -89,7 +89,7 @@ class WatchedRun:
             if written is None or not isinstance(written.get("config"), dict):
                 raise ValueError
             self._options = written_options(written["config"])
-            self._score = _sound(score_in(written))
+            self._score = score_in(written)
             self._started = str(written.get("started", ""))
             self._problem = None
         except (InputError, ValueError, KeyError, TypeError, AttributeError):
@@ -232,13 +232,6 @@ def _is_zombie(process: int) -> bool:
     """Whether a process has ended, and only its parent has not asked how; False where the system does not say."""
     stat = small_text(Path(f"/proc/{process}/stat"), 4000)
     return stat is not None and stat.rpartition(")")[2].split()[:1] == ["Z"]
-
-
-def _sound(score: Score) -> Score:
-    """A score whose fields have the kinds that they should have."""
-    if not isinstance(score.name, str):
-        raise ValueError("no name")
-    return score
 
 
 def _activity(said: Mapping[str, Any] | None) -> dict[str, Any] | None:
