@@ -34,6 +34,7 @@ TINY: dict[str, Any] = {
     "upload_every": 2,
     "align_every": 1,
     "workers": 2,
+    "checkpoint_every": 1,  # else it depends on the time that they take
     "device": "cpu",
     "data": {"train_images": 150, "test_images": 100},
     "model": {"name": "small-cnn"},

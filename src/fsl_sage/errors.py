@@ -15,7 +15,9 @@ class MissingExtra(InputError):  # noqa: N818
     """A part of the package that needs an extra which is not installed."""
 
     def __init__(self, what: str, extra: str) -> None:
-        super().__init__(f"{what} needs the extra '{extra}': pip install 'fsl-sage[{extra}]'")
+        super().__init__(
+            f"{what} needs the extra '{extra}': pip install -c constraints.txt -e '.[{extra}]' in the clone"
+        )
 
 
 def nearest(given: object, known: Iterable[str], otherwise: str) -> str:

@@ -15,6 +15,9 @@ import torch
 
 from fsl_sage import cli
 from fsl_sage.cli import commands
+from fsl_sage.cli.arguments import CostArguments, RunArguments
+from fsl_sage.cli.parsing import parse, parse_comparison
+from fsl_sage.errors import InputError
 from fsl_sage.records.files import load_tensors
 from tests.processes import Started, command
 
@@ -253,3 +256,17 @@ def test_a_corrected_command_may_use_the_same_directory(tmp_path):
     refused("run", *SMALL, "--out", out, "--model.name", "resnet19")
     assert not out.exists()
     assert command("run", *SMALL, "--rounds", "1", "--out", out).returncode == 0
+
+
+def test_a_preset_may_stand_behind_options(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text('clients = 7\nalgorithm = "cse-fsl"\n[compare]\nseeds = [1, 2]')
+    for words in ([str(file), "--rounds", "3"], ["--rounds", "3", str(file)]):
+        config = parse(RunArguments, "run", words).config
+        assert (config.clients, config.algorithm, config.rounds) == (7, "cse-fsl", 3)
+        arguments, grid = parse_comparison(words)
+        assert (arguments.config.clients, grid.seeds) == (7, (1, 2))
+    with pytest.raises(InputError, match="There is no file nope"):
+        parse(CostArguments, "cost", ["--clients", "3", "nope.toml"])
+    _, grid = parse_comparison(["--algorithms=fedavg", "fsl-sage", "--align-every", "2"])
+    assert grid.algorithms == ("fedavg", "fsl-sage")

@@ -165,3 +165,13 @@ def test_an_impossible_table_is_refused(tmp_path, table, message):
     with pytest.raises(InputError) as error:
         load_grid(file)
     assert message in str(error.value)
+
+
+def test_lists_and_repeated_options_are_values_too(tmp_path):
+    preset = tmp_path / "p.toml"
+    preset.write_text("[compare]\nvary = { align_rounds = [[0, 1], [2, 4]] }")
+    rounds = [all_options(plan.config.options)["align_rounds"] for plan in plan_runs(Config(), load_grid(preset))]
+    assert [tuple(each) for each in rounds] == [(0, 1), (2, 4)]
+    assert parse_vary(["align_every=2", "align-every=5"]) == {"align_every": (2, 5)}
+    with pytest.raises(InputError, match="--vary align_every has no values"):
+        plan_runs(Config(), Grid(vary={"align_every": ()}))

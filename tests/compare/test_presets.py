@@ -29,7 +29,7 @@ RUNS = {
     "cifar100": 5 * 2 * 4,
     "dirichlet": 5 * 6,
     "latency": 5,
-    "cifar10-10k-alignment-interval": 5 + 1,
+    "cifar10-10k-alignment-interval": 4 + 1,
     "cifar10-10k-auxiliary-size": 2 * 3,
     "cifar10-10k-images": 6 * 3 * 3,
     "cifar100-9999-test-images": 6,

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from fsl_sage.compare import compare
+from fsl_sage.compare.grid import Grid, plan_runs
 from fsl_sage.compare.grid_run import Watcher
 from fsl_sage.compare.placement import start_here
-from fsl_sage.compare.scheduler import locked, run_grid
-from fsl_sage.config import load_preset
+from fsl_sage.compare.scheduler import locked, prepare, run_grid
+from fsl_sage.config import digest, load_preset
 from fsl_sage.errors import InputError
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.report.options import recorded_options
@@ -121,3 +122,33 @@ def test_a_run_that_another_process_plays_has_not_failed(preset, tmp_path):
     assert each.state == "failed"
     assert "is being played by process" in each.error
     assert directory.failure() is None
+
+
+def test_a_run_that_another_process_plays_is_not_taken_away(preset, tmp_path):
+    name = grid_of(preset, tmp_path)[0].plan.name
+    directory = RunDirectory.create(replace(load_preset(preset), rounds=7, out=tmp_path / name))
+    with directory.held(), pytest.raises(InputError, match="Another process plays a run with other options"):
+        grid_of(preset, tmp_path)
+    assert directory.config().rounds == 7
+
+
+def test_what_changes_no_number_may_be_given_anew(preset, tmp_path):
+    """An interrupted grid goes on with --on-client-failure drop."""
+    base = load_preset(preset)
+    (each,) = grid_of(preset, tmp_path, algorithms=("cse-fsl",), seeds=(1,))
+    directory = RunDirectory.create(replace(each.plan.config, out=tmp_path / each.plan.name))
+    before = directory.config()
+    changed = replace(base, on_client_failure="drop", checkpoint_every=2, keep_checkpoint=True)
+    (again,) = prepare(plan_runs(changed, Grid(algorithms=("cse-fsl",), seeds=(1,))), tmp_path)
+    run_grid([again], 1, 1, start_here, Watcher())
+    after = directory.config()
+    assert (after.on_client_failure, after.checkpoint_every, after.keep_checkpoint) == ("drop", 2, True)
+    assert digest(after) == digest(before)
+    assert directory.checkpoint_file.exists()
+
+
+def test_the_best_model_cannot_be_kept_from_the_middle_on(preset, tmp_path):
+    base = load_preset(preset)
+    write_run(tmp_path / "cse-fsl_iid_seed1", replace(base, algorithm="cse-fsl", seed=1), finished=False)
+    with pytest.raises(InputError, match="--keep best comes too late"):
+        prepare(plan_runs(replace(base, keep="best"), Grid(algorithms=("cse-fsl",), seeds=(1,))), tmp_path)

@@ -36,3 +36,9 @@ def test_the_papers_run_stops_in_the_round_that_exceeds_its_budget():
     rounds, aligning = found["rounds"], -(-found["rounds"] // 10)
     assert found["bytes_paper"] == rounds * 138_687_040 + aligning * 84_194_080
     assert found["bytes_paper"] >= 200 * GIB > found["bytes_paper"] - 222_881_120
+
+
+@pytest.mark.parametrize("algorithm", ["splitfed-ss", "fsl-sage", "fedgkt"])
+def test_in_bf16_the_ledger_is_what_the_cost_says(tiny, algorithm):
+    config = tiny(algorithm=algorithm, precision="bf16", rounds=1)
+    assert run(config).metrics[-1]["bytes_total"] == run_cost(config)["bytes_total"]

@@ -1,9 +1,10 @@
 import builtins
+import contextlib
 
 import pytest
 
 from fsl_sage.errors import MissingExtra
-from fsl_sage.experiment import run
+from fsl_sage.experiment import resume, run
 from fsl_sage.records.trackers import Tracker
 
 
@@ -60,6 +61,39 @@ def test_a_missing_extra_says_how_to_get_it(tiny, name, monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", without)
     config = tiny(track=[name])
-    with pytest.raises(MissingExtra, match=r"pip install 'fsl-sage\[track\]'"):
+    with pytest.raises(MissingExtra, match=r"pip install -c constraints.txt -e '\.\[track\]'"):
         run(config)
     assert not config.out.exists()
+
+
+class Closing(Listener):
+    def close(self):
+        self.heard.append("close")
+
+
+class Breaking(Closing):
+    def round(self, metrics):
+        raise KeyboardInterrupt
+
+
+def test_a_tracker_is_closed_however_the_run_ends(tiny):
+    for listener in (Closing(), Breaking()):
+        with contextlib.suppress(KeyboardInterrupt):
+            run(tiny(), [listener])
+        assert listener.heard[-1] == "close"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_mlflow_goes_on_with_other_workers_and_lets_others_start(tiny, tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    monkeypatch.chdir(tmp_path)
+    config = tiny(track=["mlflow"])
+    with pytest.raises(KeyboardInterrupt):
+        run(config, [Breaking()])
+    assert mlflow.active_run() is None
+    (config.out / "checkpoint.safetensors").unlink()
+    resume(config.out, workers=1)
+    run_id = (config.out / "mlflow-run-id").read_text()
+    assert mlflow.get_run(run_id).info.status == "FINISHED"

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TypeVar
 
 from fsl_sage.algorithms import ALGORITHMS, is_own, resolve
@@ -31,6 +32,8 @@ def parse(kind: type[Arguments], command: str, args: Sequence[str]) -> Arguments
     several = kind in (CostArguments, CutsArguments)  # which show every algorithm
     own = OwnOptions([*ALGORITHMS, *([named] if is_own(named) else [])] if several else [named])
     arguments = _read(kind, command, args, source, own)
+    if (first := _file_first(arguments.file, args)) is not None:
+        return parse(kind, command, first)
     config = arguments.config if several else resolve(arguments.config)
     return replace(arguments, config=config)
 
@@ -45,6 +48,8 @@ def parse_comparison(args: Sequence[str]) -> tuple[CompareArguments, Grid]:
         algorithms=grid.algorithms, seeds=grid.seeds, alpha=grid.alpha, report=ReportOptions(grid.target)
     )
     arguments = _read(CompareArguments, "compare", args, source, own, default)
+    if (first := _file_first(arguments.file, args)) is not None:
+        return parse_comparison(first)
     vary = {**grid.vary, **parse_vary(arguments.vary)}
     grid = Grid(arguments.algorithms, arguments.seeds, arguments.alpha, vary)
     base = own.in_config(_base(source, default_config(arguments.config.data.name)))
@@ -97,7 +102,8 @@ def _words_after(name: str, args: Sequence[str]) -> tuple[str, ...]:
         if word == name:
             found = tuple(itertools.takewhile(lambda each: not each.startswith("-"), args[place + 1 :]))
         elif word.startswith(f"{name}="):
-            found = (word.partition("=")[2],)
+            more = itertools.takewhile(lambda each: not each.startswith("-"), args[place + 1 :])
+            found = (word.partition("=")[2], *more)
     return found
 
 
@@ -111,3 +117,11 @@ def _preset_of(args: Sequence[str]) -> str | None:
     if named and not args[0].startswith("-") and not named[0].endswith(".toml"):
         raise InputError(f"'{named[0]}' is not a TOML file; for a preset of the package give --preset {named[0]}.")
     return named[0] if named else None
+
+
+def _file_first(file: Path | None, args: Sequence[str]) -> list[str] | None:
+    """The words with the preset's file in front, if it stands behind options: it decides how they are read."""
+    if file is None or (args and Path(args[0]) == file):
+        return None
+    place = max(place for place, word in enumerate(args) if Path(word) == file)
+    return [args[place], *args[:place], *args[place + 1 :]]

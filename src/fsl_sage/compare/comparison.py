@@ -79,7 +79,8 @@ def compare(
     with locked(folder):
         runs = prepare(plans, folder)
         own = any(brings_modules(plan.config) for plan in plans)
-        with place(config, len(runs), jobs, own_modules=own) as (at_once, workers, start):
+        left = sum(run.state != "finished" for run in runs)
+        with place(config, max(1, left), jobs, own_modules=own) as (at_once, workers, start):
             save_plan(folder, {run.plan.name: run.plan.config.rounds for run in runs}, at_once)
             run_grid(runs, at_once, workers, start, watcher or Watcher())
     return Comparison(

@@ -75,7 +75,9 @@ def make_grid(
 
 def several(given: Any) -> tuple[Any, ...]:
     """Values that are given as a list, or one that stands alone: a text is one, and not a row of letters."""
-    return (given,) if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        return (given,)
+    return tuple(tuple(value) if isinstance(value, list) else value for value in given)
 
 
 def load_grid(name_or_path: str | Path) -> Grid:
@@ -125,7 +127,8 @@ def parse_vary(texts: Sequence[str]) -> dict[str, tuple[Any, ...]]:
         name, equals, values = text.partition("=")
         if not equals or not values.strip():
             raise InputError(f"--vary {text} is not possible: give OPTION=a,b,c, as in --vary align_every=2,5,10.")
-        varied[option_path(name)] = tuple(_value(word.strip()) for word in values.split(","))
+        path = option_path(name)
+        varied[path] = (*varied.get(path, ()), *(_value(word.strip()) for word in values.split(",")))
     return varied
 
 
@@ -166,7 +169,9 @@ def _check(config: Config, grid: Grid, algorithms: Sequence[str]) -> None:
     kinds = {name: find_algorithm(name) for name in algorithms}
     _check_options(config, kinds)
     shared = {each.name for each in fields(Config)}
-    for path in grid.vary:
+    for path, values in grid.vary.items():
+        if not values:
+            raise InputError(f"--vary {path} has no values: give some, as in --vary align_every=2,5,10.")
         if path in _OWN_OPTION:
             raise InputError(f"--vary {path} is not possible: give {_OWN_OPTION[path]} with several values.")
         if path.split(".")[0] in NO_PART_OF_THE_RESULT:

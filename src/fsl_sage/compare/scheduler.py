@@ -28,11 +28,27 @@ def prepare(plans: Sequence[Plan], out: Path) -> list[GridRun]:
             raise _another_run(run)
     for run in held:
         if run in others or _looks_elsewhere(run):
+            if run.directory.is_played():
+                raise InputError(
+                    f"Another process plays a run with other options in {run.directory.path}: wait for it, or give "
+                    "another --out."
+                )
             run.directory.abandon()
         else:
             run.look()
             run.state = "finished" if run.directory.finished() else "waiting"
+            if run.state == "waiting" and run.last is not None:
+                _check_kept(run)
     return runs
+
+
+def _check_kept(run: GridRun) -> None:
+    """Refuse to begin keeping the best model in the middle of a run: it may be of a round that is over."""
+    if run.plan.config.keep == "best" and run.directory.config().keep != "best":
+        raise InputError(
+            f"--keep best comes too late for {run.directory.path}: the model of its best round so far is gone. Go on "
+            "without, or give another --out."
+        )
 
 
 def _looks_elsewhere(run: GridRun) -> bool:
@@ -68,8 +84,11 @@ def run_grid(runs: Sequence[GridRun], at_once: int, workers: int, start: Start, 
         while waiting or running:
             while waiting and len(running) < at_once:
                 run = waiting.pop(0)
+                config = replace(run.plan.config, out=run.directory.path)
                 if not run.directory.config_file.exists():
-                    RunDirectory.create(replace(run.plan.config, out=run.directory.path))
+                    RunDirectory.create(config)
+                elif not run.directory.is_played():
+                    run.directory.take_over(config)
                 run.state = "running"
                 running.append((run, start(run, workers)))
                 watcher.changed(run)
@@ -129,7 +148,7 @@ def _end(run: GridRun, process: Running) -> None:
 
 
 def _stop(run: GridRun, process: Running) -> None:
-    """Stop a run. It has a checkpoint after every round, so this is possible at any moment."""
+    """Stop a run. Its last checkpoint stays, so this is possible at any moment."""
     process.terminate()
     process.communicate()
     run.state = "waiting"

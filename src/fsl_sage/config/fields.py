@@ -114,7 +114,7 @@ class LoRAConfig:
 @named_fields
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """How clients and S-server take their steps; for texts by default adamw, 2e-4, linearly to 0 after a warm-up."""
+    """How clients and S-server take their steps; by default adamw for texts, with a warm-up, then linearly to 0."""
 
     name: Literal["adam", "adamw", "sgd"] = "adam"
     """The optimizer of the clients and of the S-server."""
@@ -135,7 +135,7 @@ class OptimizerConfig:
     decay: float = 0.1
     """Factor of the learning rate: at each third of the run (step), or by the end of it (linear, exponential)."""
     label_smoothing: float | None = None
-    """Label smoothing of the training loss; if not given, none for images, 0.1 for text."""
+    """Label smoothing of the training loss; if not given, 0.1 for language models, else none."""
 
     def __post_init__(self) -> None:
         settle(self, OptimizerConfig, "optimizer.")
@@ -162,7 +162,8 @@ class AlignmentConfig:
     passes: int | None = None
     """Passes over the alignment dataset instead of a number of steps."""
     max_passes: int | None = None
-    """At most so many passes over the alignment dataset, where that is fewer steps; for texts 8 if not given."""
+    """At most so many passes over the alignment dataset, where that is fewer steps; for language models 8 if
+    not given."""
     max_tokens: int | None = None
     """Text only: an alignment ends before the step that would make it more tokens than these, padding included; a
     budget of time that is the same on every machine."""
@@ -246,7 +247,7 @@ class Config:
     rounds: int = 10
     """The number of rounds T; the run ends earlier if a budget, target or time limit is met."""
     batch_size: int = 32
-    """Images in a local step, or texts (8 by default)."""
+    """Images in a local step, or texts (by default 8 for language models, 16 for classifiers)."""
     local_epochs: int = 1
     """Epochs a client takes over its own data in a round."""
     local_steps: int | None = None
@@ -301,8 +302,9 @@ class Config:
 
     out: Path | None = None
     """The run's directory (runs/… with the time if not given)."""
-    checkpoint_every: int = 1
-    """Write a checkpoint every N rounds."""
+    checkpoint_every: int | None = None
+    """Write a checkpoint every N rounds; if not given, after each round, but short ones go without where checkpoints
+    would take more than a twentieth of the time."""
     keep_checkpoint: bool = False
     """Keep the last checkpoint, with the clients' states, when the run is finished."""
     keep: Literal["last", "best"] = "last"

@@ -38,7 +38,8 @@ def disk_needed(setup: Setup) -> int:
     each = state_bytes(setup)
     if each * config.clients <= config.client_memory_mib * MIB:
         return 0
-    newer = min(config.clients, max(1, round(config.cohort * config.clients)) * config.checkpoint_every)
+    between = config.checkpoint_every or config.rounds  # rounds, at most
+    newer = min(config.clients, max(1, round(config.cohort * config.clients)) * between)
     return each * (config.clients + newer)
 
 

@@ -19,6 +19,7 @@ from fsl_sage.engines.base import Engine, LostError, Setup
 from fsl_sage.engines.local import LocalEngine
 from fsl_sage.engines.process import prefer_huge_pages
 from fsl_sage.errors import InputError, MissingExtra, RunWarning, TrainingError
+from fsl_sage.experiment.checkpoints import Checkpoints
 from fsl_sage.experiment.client_disk import say_disk_use
 from fsl_sage.experiment.federation import Federation, draw_cohort
 from fsl_sage.experiment.probe import Probe
@@ -175,6 +176,7 @@ def _play(
         directory.save_score(score)
         directory.save_inference(problem.inference())
     federation, metrics = _restore(directory, config, problem, build)
+    checkpoints = Checkpoints(config.checkpoint_every)
     losses = Counter[int]()
     ended: str | None = None
     try:
@@ -186,9 +188,11 @@ def _play(
             try:
                 if (stopped := ended or stop_reason(config, score, metrics)) is not None:
                     model = federation.merged()
+                    if config.keep_checkpoint and checkpoints.rounds != t:
+                        _write_checkpoint(directory, federation, config, t, checkpoints)
                     break
                 metrics.append(_timed_round(federation, t, score, metrics))
-                _record(directory, federation, config, score, metrics)
+                _record(directory, federation, config, score, metrics, checkpoints)
             except LostError:
                 losses[t] += 1
                 if losses[t] == LOSSES:
@@ -201,11 +205,18 @@ def _play(
         _conclude(directory, config, problem, callbacks, metrics, model, stopped)
     finally:
         federation.engine.close()
+        for callback in callbacks:
+            callback.close()
     return Result(directory.path, config, metrics, stopped, score)
 
 
 def _record(
-    directory: RunDirectory, federation: Federation, config: Config, score: Score, metrics: Sequence[dict[str, Any]]
+    directory: RunDirectory,
+    federation: Federation,
+    config: Config,
+    score: Score,
+    metrics: Sequence[dict[str, Any]],
+    checkpoints: Checkpoints,
 ) -> None:
     """Write down the last round: its metrics, its bytes and, if it is due, a checkpoint."""
     now("writing the files of the round")
@@ -214,10 +225,17 @@ def _record(
         directory.append(metrics[t], federation.ledger.written_in(t))
         if config.keep == "best" and score.best_of(metrics)["round"] == t:
             directory.save_best(federation.merged(), t)
-        if (t + 1) % config.checkpoint_every == 0:
-            directory.save_checkpoint(config, *federation.checkpoint(t + 1))
-            directory.settle_best(t + 1)
-            federation.engine.settle()
+    if checkpoints.due(t + 1):
+        _write_checkpoint(directory, federation, config, t + 1, checkpoints)
+
+
+def _write_checkpoint(
+    directory: RunDirectory, federation: Federation, config: Config, rounds: int, checkpoints: Checkpoints
+) -> None:
+    with checkpoints.writing(rounds), directory.writing():
+        directory.save_checkpoint(config, *federation.checkpoint(rounds))
+        directory.settle_best(rounds)
+        federation.engine.settle()
 
 
 def _conclude(

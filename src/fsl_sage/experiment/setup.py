@@ -171,8 +171,10 @@ def _draws(config: Config, problem: Problem, modules: dict[str, nn.Module], devi
     """Whether training draws random numbers in forward passes; of models of the user's own a pass tells."""
     if any(draws_in_forward(module) for module in modules.values()):
         return True
-    if device.type == "meta" or not brings_modules(config) or not {"client", "server"} <= modules.keys():
+    if device.type == "meta" or not brings_modules(config):
         return False
+    if not {"client", "server"} <= modules.keys():
+        return True  # at a site, which cannot try a whole pass: seeds that nobody needs change no number
     parts = [modules[part] for part in ("client", "server", "head") if part in modules]
     return moves_generators(parts, problem.largest_example(2, device), device)
 

@@ -37,7 +37,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fsl_sage.config import Config, digest, from_dict, from_file, to_dict
+from fsl_sage.config import NO_PART_OF_THE_RESULT, Config, digest, from_dict, from_file, to_dict
 from fsl_sage.errors import InputError, TrainingError, listed
 from fsl_sage.problems.score import ACCURACY, Score
 from fsl_sage.reading import read_json
@@ -163,6 +163,14 @@ class RunDirectory:
         except OSError as error:
             raise InputError(f"--out {self.path} cannot be written: {error.strerror}.") from None
 
+    def take_over(self, config: Config) -> None:
+        """Write down those options of a configuration that may change in a run: they are no part of its result."""
+        written = read_config_file(self.config_file)
+        given = to_dict(config)
+        changed = {**written["config"], **{name: given[name] for name in NO_PART_OF_THE_RESULT if name != "workers"}}
+        if changed != written["config"]:
+            write_json(self.config_file, {**written, "config": changed})
+
     def config(self) -> Config:
         """The configuration of the run; what it holds of options of other algorithms is left out."""
         values = read_config_file(self.config_file)["config"]
@@ -203,7 +211,7 @@ class RunDirectory:
 
     def figure(self, score: Score) -> Path:
         """The figure of the headline score."""
-        return self.path / f"{score.short.replace(' ', '-')}.png"
+        return self.path / f"{as_file_name(score.short) or 'score'}.png"
 
     # What a run writes
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from fsl_sage.config import Config, flatten, to_dict
+from fsl_sage.config import NO_PART_OF_THE_RESULT, Config, flatten, to_dict
 from fsl_sage.errors import MissingExtra
 
 
@@ -37,6 +37,9 @@ class Tracker:
     def finish(self, result: dict[str, Any]) -> None:
         """Called at the end of the run with what result.json has."""
 
+    def close(self) -> None:
+        """Called last, however the run has ended: also after an error or an interrupt."""
+
 
 class StopRun(Exception):  # noqa: N818
     """Raise it in a callback's `round` to end the run after this round, as a stop rule does.
@@ -51,6 +54,8 @@ class StopRun(Exception):  # noqa: N818
 class TensorBoard(Tracker):
     """Scalars by round, in DIR/tensorboard."""
 
+    _writer: Any = None
+
     def start(self, config: Config, directory: Path, done: list[dict[str, Any]]) -> None:
         """Open a writer."""
         try:
@@ -64,13 +69,16 @@ class TensorBoard(Tracker):
         for name, value in numbers(metrics).items():
             self._writer.add_scalar(name, value, metrics["round"])
 
-    def finish(self, result: dict[str, Any]) -> None:
-        """Close the writer."""
-        self._writer.close()
+    def close(self) -> None:
+        """Close the writer, if there is one."""
+        if self._writer is not None:
+            self._writer.close()
 
 
 class MLflow(Tracker):
     """A run of MLflow; where it goes is MLflow's own setting (MLFLOW_TRACKING_URI)."""
+
+    _mlflow: Any = None
 
     def start(self, config: Config, directory: Path, done: list[dict[str, Any]]) -> None:
         """Start or go on with the run named after the directory."""
@@ -80,18 +88,26 @@ class MLflow(Tracker):
             raise MissingExtra("--track mlflow", "track") from None
         self._mlflow = mlflow
         known = directory / "mlflow-run-id"
-        run = mlflow.start_run(run_id=known.read_text() if known.exists() else None, run_name=directory.name)
+        begun = known.read_text() if known.exists() else None
+        run = mlflow.start_run(run_id=begun, run_name=directory.name)
+        self._status = "KILLED"  # unless it is finished
         known.write_text(run.info.run_id)
-        if not done:
-            mlflow.log_params(flatten(to_dict(config)))
+        if begun is None:
+            options = flatten({k: v for k, v in to_dict(config).items() if k not in NO_PART_OF_THE_RESULT})
+            mlflow.log_params(options)  # which MLflow does not allow to change
 
     def round(self, metrics: dict[str, Any]) -> None:
         """All numbers of the round."""
         self._mlflow.log_metrics(numbers(metrics), step=metrics["round"])
 
     def finish(self, result: dict[str, Any]) -> None:
-        """End the run."""
-        self._mlflow.end_run()
+        """The run has come to its end."""
+        self._status = "FINISHED"
+
+    def close(self) -> None:
+        """End the run: another may start in this process."""
+        if self._mlflow is not None:
+            self._mlflow.end_run(self._status)
 
 
 TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow}
