@@ -117,3 +117,13 @@ def test_samples_of_all_clients_share_their_room_besides_their_own(uploads, capa
     for client, own in naive:
         expected[client] += own.z.tolist()
     assert {client: held(data) for client, data in datasets.items()} == expected
+
+
+def test_what_is_dropped_is_freed():
+    data = AlignmentData(24)
+    data.add(Smashed((torch.zeros(256, 8),), {"labels": torch.zeros(256)}))
+    held = sum(x.untyped_storage().nbytes() for upload in data for x in (*upload.z, *upload.target.values()))
+    assert held == 24 * (8 + 1) * 4
+    whole = torch.zeros(8, 8)
+    data.add(Smashed((whole,), {"labels": torch.zeros(8)}))
+    assert data.newest().z[0].data_ptr() == whole.data_ptr()  # what is kept whole is not copied

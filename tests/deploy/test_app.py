@@ -83,7 +83,7 @@ def test_what_cannot_be_is_refused_in_a_sentence(tmp_path, capsys):
 
 def test_without_the_extra_it_says_how_to_get_it(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "flwr", None)
-    assert "pip install 'fsl-sage[flower]'" in refused(capsys, "demo")
+    assert "pip install -c constraints.txt -e '.[flower]'" in refused(capsys, "demo")
 
 
 def test_a_run_on_flower_is_not_started_by_run(tmp_path, capsys):

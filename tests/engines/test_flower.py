@@ -9,6 +9,7 @@ from itertools import count
 import httpx
 import pytest
 import torch
+from torch import nn
 
 pytest.importorskip("flwr")
 
@@ -140,15 +141,37 @@ AVERAGING = {
         {"model": {"auxiliary": "ridge:9"}, "hold": 0.5, "cohort": 0.67, "rounds": 4, "codec": {"auxiliary": "int8"}},
         {"algorithm": "cse-fsl", "client_optimizer": "average", "cohort": 0.67, "rounds": 3},
         {"alignment": {"loss": "cosine"}, "align_every": 2, "rounds": 3},
+        {"warm_start": True, "codec": {"auxiliary": "int8:nearest"}, "align_every": 2, "rounds": 3},
+        {"warm_start": True, "codec": {"auxiliary": "int4"}, "alignment": {"scope": "client"}, "rounds": 3},
+        {"precision": "bf16"},
     ],
     ids=[
         *("fsl-sage", "warm", "lazy", "cse-fsl", "fedavg", "cohort", "smoothing", "local-auxiliary", "float64"),
         *("heron-sfl", "local-loss", "fedavg-averaging", "fsl-sage-averaging", "codecs", "cached", "ridge"),
-        *("averaged-optimizers", "cosine"),
+        *("averaged-optimizers", "cosine", "warm-coded", "warm-coded-client", "bf16"),
     ],
 )
 def test_bits_ledger_and_metrics_are_those_of_the_local_engine(deploy, changes):
     deployment = deploy(**changes)
+    result = deployment.serve(deployment.grid())
+    assert_same_run(result.directory, run(deployment.config).directory)
+
+
+class Noisy(nn.Module):
+    """Its dropout is a function, so no module tells of it; and it is in the client's part."""
+
+    def __init__(self, classes, channels):
+        super().__init__()
+        self.first, self.second = nn.Sequential(nn.Flatten(), nn.Linear(3072, 8)), nn.Linear(8, 8)
+        self.last = nn.Linear(8, classes)
+
+    def forward(self, x):
+        return self.last(self.second(nn.functional.dropout(self.first(x), 0.3, self.training)))
+
+
+def test_sites_seed_what_a_model_of_ones_own_draws(deploy):
+    model = {"name": "tests.engines.test_flower:Noisy", "cut": "second", "auxiliary": "linear"}
+    deployment = deploy(model=model)
     result = deployment.serve(deployment.grid())
     assert_same_run(result.directory, run(deployment.config).directory)
 
@@ -177,15 +200,41 @@ def test_the_tensors_that_cross_are_what_the_ledger_bills(deploy, changes):
 
     grid = deployment.grid(tamper=overhear)
     deployment.serve(grid)
+    assert moved(replies) == billed(deployment, "up")
+    assert moved(grid.sent) == billed(deployment, "down")
 
-    def moved(messages):
-        records = [message.content.array_records for message in messages]
-        return sum(nbytes(unpack(record[TENSORS])) for record in records if TENSORS in record)
 
+def moved(messages):
+    records = [message.content.array_records for message in messages]
+    return sum(nbytes(unpack(record[TENSORS])) for record in records if TENSORS in record)
+
+
+def billed(deployment, way):
     entries = RunDirectory(deployment.run_directory).ledger()
-    billed = {way: sum(entry.bytes for entry in entries if entry.direction == way) for way in ("up", "down")}
-    assert moved(replies) == billed["up"]
-    assert moved(grid.sent) == billed["down"]
+    return sum(entry.bytes for entry in entries if entry.direction == way)
+
+
+@pytest.mark.parametrize("failed_in", ["0", "1"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"align_rounds": [3]},  # no auxiliary waits for the client: it gets its first one again
+        {"codec": CODECS},
+        {"algorithm": "cse-fsl", "codec": {"preset": "small", "weights": "fp16"}},
+    ],
+    ids=["plain", "aligned late", "codecs", "fp16"],
+)
+def test_what_a_client_gets_again_after_a_failure_is_what_the_ledger_bills(deploy, changes, failed_in):
+    deployment = deploy(**{"rounds": 4, "align_every": 2, **changes})
+
+    def lose(client, message, reply):
+        return None if (message.metadata.group_id, client) == (failed_in, 2) else reply
+
+    grid = deployment.grid(tamper=lose)
+    deployment.serve(grid, timeout=0.1)
+    assert [line["missing"] for line in deployment.metrics()].count([2]) == 1
+    assert moved(grid.sent) == billed(deployment, "down")
 
 
 def test_a_newcomer_gets_one_auxiliary_the_one_that_was_aligned_before_it_came(deploy):

@@ -121,7 +121,7 @@ def test_without_ray_the_message_says_how_to_get_it(tiny, monkeypatch):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "ray", None)
     config = tiny(engine="ray")
-    with pytest.raises(InputError, match=r"--engine ray needs the extra 'ray': pip install 'fsl-sage\[ray\]'"):
+    with pytest.raises(InputError, match=r"--engine ray needs the extra 'ray': pip install .* '\.\[ray\]'"):
         run(config)
     assert not config.out.exists()
 

@@ -12,7 +12,9 @@ from torch import nn
 from fsl_sage import Config, InputError, Tracker, evaluate, load_model, resume, run
 from fsl_sage.cli import main
 from fsl_sage.inference import load_trained, predict
+from fsl_sage.inference.pictures import read_picture
 from fsl_sage.problems.images.images import ImageData
+from fsl_sage.problems.images.pictures import upright_pixels
 from fsl_sage.problems.images.sources import load_images
 from fsl_sage.records.files import load_tensors
 from fsl_sage.records.run_directory import RunDirectory
@@ -268,3 +270,26 @@ def test_a_kill_between_the_checkpoint_and_the_best_model_loses_neither(tiny, mo
     assert not (cut.out / "best.safetensors").exists()
     resume(cut.out)
     assert (whole.out / "best.safetensors").read_bytes() == (cut.out / "best.safetensors").read_bytes()
+
+
+def test_a_run_in_double_precision_is_evaluated_in_it(tiny) -> None:
+    result = run(tiny(precision="float64", rounds=1))
+    assert next(load_model(result.directory).parameters()).dtype == torch.float64
+    assert evaluate(result.directory)["test_loss"] == result.metrics[-1]["test_loss"]
+
+
+def test_a_picture_is_scaled_as_in_training(trained: Path, own_images: Path, tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (90, 120, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    terms = load_trained(trained).terms
+    assert terms is not None
+    _, height, width = terms.image
+    with Image.open(tmp_path / "a.png") as picture:
+        seen = upright_pixels(picture, "RGB", (width, height))
+    assert np.array_equal(read_picture(tmp_path / "a.png", terms).numpy().transpose(1, 2, 0), seen)
+
+
+def test_a_run_without_a_merged_model_says_so(tiny) -> None:
+    result = run(tiny(algorithm="fedgkt", rounds=1))
+    with pytest.raises(InputError, match="has no model of its own: with fedgkt each client keeps its part"):
+        load_model(result.directory)

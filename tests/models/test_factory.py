@@ -67,3 +67,12 @@ def test_hugging_face_by_architecture_and_directory(tiny, tmp_path):
     result = run(tiny(rounds=1, model={**model, "cut": blocks[0]}))
     assert result.metrics[0]["aligned"]
     assert result.metrics[0]["fidelity_cosine"] is not None
+
+
+def test_an_image_model_with_weights_can_be_costed(tmp_path):
+    from transformers import ViTConfig, ViTForImageClassification
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    ViTForImageClassification(ViTConfig(**sizes, image_size=32, patch_size=8)).save_pretrained(tmp_path)
+    with torch.device("meta"):
+        assert all(weight.is_meta for weight in make_model(f"hf:{tmp_path}", 10, (3, 32, 32)).parameters())

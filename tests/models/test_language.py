@@ -289,3 +289,29 @@ def test_what_cannot_be_a_language_model_is_refused(name: str, lora: LoRAConfig,
 def test_the_tokenizer_of_what_is_no_language_model_is_not_looked_for() -> None:
     with pytest.raises(InputError, match="resnet18 is not a language model"):
         tokenizer_path("resnet18", None)
+
+
+def test_texts_that_a_model_has_no_places_for_are_refused(tmp_path: Path) -> None:
+    """GPT-2 has a weight for each place; a Llama turns its vectors, and reads any length."""
+    for family, places in (("gpt2", "n_positions"), ("llama", "max_position_embeddings")):
+        save_model(tmp_path / family, family, 50, **{places: 16})
+    name = f"hf:{tmp_path / 'gpt2'}"
+    make_language_model(name, LoRAConfig(), 50, 16)
+    with pytest.raises(InputError, match=r"Texts of 17 tokens are too long .* reads 16: give"):
+        make_language_model(name, LoRAConfig(), 50, 17)
+    make_language_model(f"hf:{tmp_path / 'llama'}", LoRAConfig(), 50, 17)
+
+
+def test_a_configuration_inside_of_another_is_read() -> None:
+    from transformers import AutoConfig
+
+    inner = AutoConfig.for_model("gemma3").get_text_config()
+    assert inner.vocab_size
+    assert not hasattr(AutoConfig.for_model("gemma3"), "vocab_size")
+
+
+def test_what_is_wrong_with_a_directory_is_said_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(InputError, match="cannot be read") as caught:
+        make_language_model(f"hf:{tmp_path}", LoRAConfig())
+    assert "neither an architecture" not in str(caught.value)

@@ -1,5 +1,7 @@
 """Sequence classifiers of transformers are cut and trained, or refused with the reason and what to do."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -121,3 +123,17 @@ def test_what_its_configuration_lacks_is_said(tmp_path, monkeypatch, architectur
     monkeypatch.setitem(OWN, architecture, {**OWN[architecture], **values})
     with pytest.raises(InputError, match=reason):
         run(classifier_run(tmp_path, architecture))
+
+
+def test_the_length_that_is_named_is_one_that_can_be_read(tmp_path):
+    """RoBERTa counts its places from behind that of padding, so some of them are never used."""
+    from transformers import RobertaConfig, RobertaForSequenceClassification
+
+    sizes = {"hidden_size": 8, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 8}
+    config = RobertaConfig(**sizes, vocab_size=20, max_position_embeddings=34, pad_token_id=1)
+    RobertaForSequenceClassification(config).save_pretrained(tmp_path)
+    make = partial(make_text_classifier, f"hf:{tmp_path}", 2, 20, padding=1)
+    with pytest.raises(InputError, match="which reads 32: give"):
+        make(length=33)
+    tokens = torch.full((1, 32), 5)
+    make(length=32)(input_ids=tokens, attention_mask=torch.ones_like(tokens))

@@ -31,3 +31,9 @@ def test_decays(kind):
     assert values == sorted(values, reverse=True)
     assert values[0] == 1.0
     assert values[-1] == pytest.approx(0.01**2 if kind == "step" else 0.01 ** (8 / 9))
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3])
+def test_the_first_step_has_the_rate_that_was_given(rounds):
+    schedule = Schedule(OptimizerConfig(schedule="step", decay=0.1), 1.0, rounds=rounds, steps=1)
+    assert schedule(0, 0) == 1.0

@@ -37,6 +37,7 @@ def test_the_page_names_what_the_package_offers() -> None:
         "split_by_analysis",
         "cut_points_of",
         "boundary_shapes",
+        "output_shapes",
         "Step",
         "crossing_tensors",
         "fixed_tensors",

@@ -158,3 +158,7 @@ def test_texts_without_a_word_score_nothing(java, request):
 def test_wrong_input_is_refused(texts, references, message):
     with pytest.raises(InputError, match=message):
         score(texts, references)
+
+
+def test_a_reference_without_a_word_matches_nothing():
+    assert score(["..."], [["the mill serves thai food .", "..."]]).rouge_l == 0

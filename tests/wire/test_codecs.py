@@ -219,7 +219,7 @@ def test_zstd_changes_no_number():
 
 def test_without_the_package_a_sentence_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "zstandard", None)
-    with pytest.raises(InputError, match=r"pip install 'fsl-sage\[codec\]'"):
+    with pytest.raises(InputError, match=r"pip install -c constraints.txt -e '\.\[codec\]'"):
         Codecs(CodecConfig(update="int4+zstd"))
     Codecs(CodecConfig(update="int4"))
 

@@ -105,6 +105,21 @@ def test_a_client_that_was_lost_gets_and_pays_everything_anew():
     assert downloads(ledger, 2) == {(0, CLIENT_MODEL): 200, (0, AUXILIARY): 40}
 
 
+def test_a_client_that_was_lost_before_it_was_heard_from_gets_its_first_download_again():
+    post, ledger = new_post(2)
+    frozen = Download(NEWEST, HELD, arrays(1000))
+    post.welcome(0, [0, 1], frozen)
+    post.arrived(0)
+    post.lost(1)
+    post.renew()
+    post.broadcast(0, [0], NEWEST)
+    again, other = new_post(2)
+    again.load_state(*post.state())
+    for p, billed in ((post, ledger), (again, other)):
+        p.welcome(1, [0, 1], frozen)
+        assert downloads(billed, 1) == {(1, FIRST_DOWNLOAD): 1000, (1, CLIENT_MODEL): 100, (1, AUXILIARY): 40}
+
+
 def test_state_goes_through_a_checkpoint():
     post, ledger = new_post(3)
     play(post, 0, [0, 1])

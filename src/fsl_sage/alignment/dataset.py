@@ -22,8 +22,12 @@ class Upload(NamedTuple):
         return len(self.z[0])
 
     def last(self, count: int) -> "Upload":
-        """The last `count` samples."""
-        return Upload(tuple(x[-count:] for x in self.z), {name: x[-count:] for name, x in self.target.items()})
+        """The last `count` samples; a copy of them if they are not all, so that the others can be freed."""
+        if count >= len(self):
+            return self
+        return Upload(
+            tuple(x[-count:].clone() for x in self.z), {name: x[-count:].clone() for name, x in self.target.items()}
+        )
 
 
 def tokens_in(upload: Upload) -> int:
@@ -38,7 +42,7 @@ Measure = Callable[[Upload], int]
 class AlignmentData:
     """The newest uploads with their batch boundaries, at most `capacity` samples; older ones are forgotten.
 
-    Uploads are held as they came, without a copy: the bound is on what is held, and what is dropped is freed.
+    Uploads are held as they came, without a copy unless some of their samples go: what is dropped is freed.
     """
 
     def __init__(self, capacity: int) -> None:

@@ -54,6 +54,7 @@ def write_node_key(path: Path) -> Path:
 
 def _write_private(path: Path, key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> None:
     path.touch(mode=0o600)
+    path.chmod(0o600)  # also where there was a file
     path.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
 
 

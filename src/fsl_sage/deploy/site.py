@@ -229,5 +229,7 @@ def decoded(setup: Setup, assignment: Assignment, kept: Tensors) -> Assignment:
     for kind, change in assignment.changes.items():
         held |= grouped(codecs[kind].decode(change, flat(had)))
     for kind, change in assignment.mail_changes.items():
-        mail[kind] = codecs[kind].decode(change, {**had[kind], **below(f"state/own/{kind}/", kept)})
+        # What the S-server took as known: the newest average, if one came with this message, else what is here.
+        known = {**had[kind], **held.get(kind, {}), **below(f"state/own/{kind}/", kept)}
+        mail[kind] = codecs[kind].decode(change, known)
     return replace(assignment, held=held, mail=mail, changes={}, mail_changes={})

@@ -46,7 +46,7 @@ def read_picture(path: Path, terms: ImageTerms) -> Tensor:
         # Not all that Pillow knows: it starts another program to draw an EPS file.
         with Image.open(path, formats=FORMATS) as image:
             refuse_unusable(image, path)
-            pixels = upright_pixels(image, _MODES[channels], (width, height), Image.Resampling.BICUBIC)
+            pixels = upright_pixels(image, _MODES[channels], (width, height))
     except InputError:
         raise
     except FileNotFoundError:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from fsl_sage.algorithms.names import known_algorithm
 from fsl_sage.config import Config
 from fsl_sage.devices import pick_device
 from fsl_sage.errors import InputError
@@ -15,6 +16,7 @@ from fsl_sage.problems.make import problem_of_model
 from fsl_sage.problems.parts import build_model
 from fsl_sage.records.files import load_tensors
 from fsl_sage.records.run_directory import RunDirectory
+from fsl_sage.split.plan.split_plan import dtype_of
 
 
 @dataclass(frozen=True)
@@ -39,10 +41,16 @@ def load_trained(run: Path | str, *, best: bool = False, problem: Problem | None
     """
     directory = RunDirectory(Path(run))
     config = directory.config()
+    if (kind := known_algorithm(config.algorithm)) is not None and kind.own_parts:
+        raise InputError(
+            f"{directory.path} has no model of its own: with {config.algorithm} each client keeps its part, and "
+            f"{directory.model_file.name} has them all, as clients/NUMBER/PART."
+        )
     weights, _ = load_tensors(_weights_file(directory, best))
     terms = directory.inference()
     with directory.from_its_folder():
         model = build_model(config, problem or problem_of_model(config, terms), pick_device("cpu"))
+    model.to(dtype=dtype_of(config.precision))
     _load(model, weights, config, directory.path)
     return Trained(directory.path, config, model.eval(), ImageTerms.of(terms))
 

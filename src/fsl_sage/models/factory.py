@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from fsl_sage.errors import InputError, MissingExtra, described, nearest
@@ -96,12 +97,15 @@ def _hugging_face(what: str, classes: int, image: tuple[int, int, int]) -> nn.Mo
     try:
         config = read_config(path) if local else AutoConfig.for_model(what)
         _fit(config, classes, image)
+    except InputError:
+        raise
     except (ValueError, OSError) as error:
         said = str(error).split("\n")[0].split(". Should")[0][:200]
         raise InputError(f"--model.name hf:{what} is neither an architecture nor a directory: {said}") from None
     except Exception as error:
         raise InputError(f"--model.name hf:{what} cannot be read: {reason(error)}") from None
-    given = local and path.is_dir() and has_weights(path)
+    with_data = torch.get_default_device().type != "meta"
+    given = with_data and local and path.is_dir() and has_weights(path)
     if given:
         check_weights(path)
     try:

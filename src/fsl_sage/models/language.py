@@ -38,14 +38,33 @@ SIZES: dict[str, tuple[str, dict[str, int]]] = {
 """Names of sizes that transformers does not take for an architecture, with what they are."""
 
 
-def make_language_model(name: str, lora: LoRAConfig, vocabulary: int = 0) -> nn.Module:
+def make_language_model(name: str, lora: LoRAConfig, vocabulary: int = 0, length: int = 0) -> nn.Module:
     """The causal language model `hf:PATH` with its weights, or `hf:ARCHITECTURE` with random ones, and its adapters.
 
-    It must have at least `vocabulary` tokens.
+    It must have at least `vocabulary` tokens, and read texts of `length` tokens.
     """
     model = make_base_model(name)
-    check_vocabulary(name, vocabulary, model.config.vocab_size)
+    check_vocabulary(name, vocabulary, model.config.get_text_config().vocab_size)
+    check_length(name, model, length)
     return add_adapters(model, lora, name)
+
+
+def check_length(name: str, model: nn.Module, length: int) -> None:
+    """Refuse texts that are longer than a model with a weight for each position can read; others read any length."""
+    places = [
+        module for path, module in model.named_modules() if isinstance(module, nn.Embedding) and _is_of_places(path)
+    ]
+    most = getattr(model.config.get_text_config(), "max_position_embeddings", None)  # type: ignore[union-attr, operator]
+    if places and most is not None and most < length:
+        raise InputError(
+            f"Texts of {length} tokens are too long for --model.name {name}, which reads {most}: give "
+            f"--data.sequence-length {most}."
+        )
+
+
+def _is_of_places(path: str) -> bool:
+    """Whether a module is called as the weights of positions are: GPT-2's wpe, or by the word itself."""
+    return path.rpartition(".")[2] == "wpe" or "position" in path
 
 
 def check_vocabulary(name: str, wanted: int, known: int) -> None:
@@ -132,6 +151,8 @@ def _config(what: str, path: Path | None) -> Any:
         if path is not None:
             return read_config(path)
         return AutoConfig.for_model(architecture, **sizes)
+    except InputError:
+        raise
     except (ValueError, OSError) as error:
         said = str(error).split("\n")[0].split(". Should")[0][:200]
         hint = f"get it by 'fsl-sage data get {what}'" if what in (SMOLLM2, MINILM) else said
@@ -152,6 +173,8 @@ def add_adapters(model: Any, lora: LoRAConfig, name: str) -> nn.Module:
     with _quiet():
         try:
             made: nn.Module = inject_adapter_in_model(lora_config(model, lora), model, ADAPTER)
+        except InputError:
+            raise
         except ValueError as error:
             reason = str(error).split(". ")[0]
             raise InputError(f"--lora.targets {' '.join(lora.targets)} does not fit {name}: {reason}") from None
@@ -203,7 +226,7 @@ def is_language_model(model: nn.Module) -> bool:
 
 def blocks_name(model: nn.Module) -> str:
     """The list that holds a language model's blocks, such as transformer.h."""
-    count = model.config.num_hidden_layers  # type: ignore[union-attr]
+    count = model.config.get_text_config().num_hidden_layers  # type: ignore[union-attr, operator]
     for name, module in model.named_modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return name

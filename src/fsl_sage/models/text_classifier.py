@@ -39,11 +39,12 @@ def make_text_classifier(name: str, classes: int, vocabulary: int, length: int, 
         text = text_config(config)
         if hasattr(text, "vocab_size"):  # Canine reads characters, whatever their numbers
             check_vocabulary(name, vocabulary, text.vocab_size)
-        _check_length(name, text, length)
+        _check_only_length(name, text, length)
 
     made: nn.Module = make_of_transformers(
         name, "AutoModelForSequenceClassification", "classifies texts", fit, ignore_mismatched_sizes=True
     )
+    _check_length(name, made, length)
     if made.config.is_encoder_decoder:  # type: ignore[union-attr]
         return EncoderDecoderClassifier(made)
     return LastTokenClassifier(made) if classifies_by_last_token(made) else made
@@ -81,13 +82,22 @@ def _refuse_kind(name: str, config: Any) -> None:
         )
 
 
-def _check_length(name: str, config: Any, length: int) -> None:
-    most = getattr(config, "max_position_embeddings", None)
-    if most is not None and 0 < most < length:  # XLNet says -1: any length
+def _check_length(name: str, model: nn.Module, length: int) -> None:
+    most = getattr(text_config(model.config), "max_position_embeddings", None)
+    if most is None or most <= 0:  # XLNet says -1: any length
+        return
+    # RoBERTa and its kind count places from behind that of padding.
+    places = (module for path, module in model.named_modules() if "position" in path)
+    padded = [each.padding_idx for each in places if isinstance(each, nn.Embedding) and each.padding_idx is not None]
+    most -= max(padded, default=-1) + 1
+    if most < length:
         raise InputError(
             f"Texts of {length} tokens are too long for --model.name {name}, which reads {most}: give "
             f"--data.sequence-length {most} and --data.long-texts cut."
         )
+
+
+def _check_only_length(name: str, config: Any, length: int) -> None:
     only = getattr(config, "segment_means_seq_len", None)  # Nystromformer's
     if only not in (None, length, config.to_dict().get("num_landmarks")):
         raise InputError(

@@ -197,7 +197,7 @@ class SServer(SServerRole):
     def minimise(self, loss: Tensor, share: float) -> None:
         """Backpropagate any loss and take one optimizer step; `share` of the round's steps, 0 to 1, lie before it."""
         torch.autograd.backward(loss)
-        self.step(int(share * self._lr.steps))
+        self.step(int(share * self._lr.steps + 1e-9))  # a third of 3 steps is 1, whatever the last bit of a third
 
     def keep(self, client: int, upload: Message) -> None:
         """Keep an upload until `take_kept`, which an algorithm calls before the round is over."""

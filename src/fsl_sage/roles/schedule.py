@@ -34,12 +34,13 @@ def _table(config: OptimizerConfig, lr: float, total: int) -> tuple[float, ...]:
     """The learning rate of every step of the run. So no scheduler has a state to save."""
     warm = round(config.warmup * total)
     rest = max(1, total - warm)
+    thirds = [max(1, rest // 3), max(1, 2 * rest // 3)]  # the first step has the learning rate that was given
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(()))], lr=lr)
     schedulers: dict[str, Callable[[torch.optim.Optimizer], lr_scheduler.LRScheduler]] = {
         "constant": partial(lr_scheduler.ConstantLR, factor=1.0),
         "cosine": partial(lr_scheduler.CosineAnnealingLR, T_max=rest),
         "linear": partial(lr_scheduler.LinearLR, start_factor=1.0, end_factor=config.decay, total_iters=rest),
-        "step": partial(lr_scheduler.MultiStepLR, milestones=[rest // 3, 2 * rest // 3], gamma=config.decay),
+        "step": partial(lr_scheduler.MultiStepLR, milestones=thirds, gamma=config.decay),
         "exponential": partial(lr_scheduler.ExponentialLR, gamma=config.decay ** (1 / rest)),
     }
     main = _values(optimizer, schedulers[config.schedule](optimizer), rest)

@@ -146,7 +146,11 @@ class Settings:
 def draws_in_forward(module: nn.Module) -> bool:
     """Whether a forward pass in training draws random numbers."""
     dropouts = (nn.modules.dropout._DropoutNd, nn.AlphaDropout, nn.FeatureAlphaDropout)
-    rates = ("dropout", "attention_dropout", "attn_pdrop", "drop_prob")
+    # What models of transformers call the rates that they hand to functions.
+    rates = (
+        *("dropout", "attention_dropout", "attn_pdrop", "drop_prob"),
+        *("hidden_dropout", "activation_dropout", "layerdrop", "drop_rate"),
+    )
     return any(
         (isinstance(m, dropouts) and m.p > 0) or any(isinstance(r := getattr(m, n, 0), float) and r > 0 for n in rates)
         for m in module.modules()

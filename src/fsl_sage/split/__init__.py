@@ -10,7 +10,7 @@ from fsl_sage.split.errors import SplitError
 from fsl_sage.split.parts.fixed import fixed_tensors, set_fixed
 from fsl_sage.split.parts.gates import Boundary, detached_leaves, with_gradients
 from fsl_sage.split.parts.part import Part, Split, crossing_tensors, passage
-from fsl_sage.split.parts.shapes import boundary_shapes
+from fsl_sage.split.parts.shapes import boundary_shapes, output_shapes
 from fsl_sage.split.parts.splitting import build_side, side_tensors, split_by_analysis, split_model
 from fsl_sage.split.plan.analysis import Analysis
 from fsl_sage.split.plan.split_plan import BoundaryTensor, SplitPlan
@@ -38,6 +38,7 @@ __all__ = [
     "detached_leaves",
     "fitted_scale",
     "fixed_tensors",
+    "output_shapes",
     "passage",
     "random_features",
     "rms",

@@ -188,7 +188,9 @@ def _without_punctuation(texts: list[Texts], references: list[list[Texts]]) -> t
     def kept(tokens: Texts) -> str:
         return " ".join(token for token in tokens if token not in dropped)
 
-    return [kept(text) for text in texts], [[kept(reference) for reference in group] for group in references]
+    # A reference without a word would match every text without one.
+    groups = [[words for reference in group if (words := kept(reference))] for group in references]
+    return [kept(text) for text in texts], groups
 
 
 def _rouge_l(texts: Texts, references: References) -> float:

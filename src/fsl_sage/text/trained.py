@@ -37,14 +37,18 @@ def load_trained(directory: Path, *, adapter: bool = True) -> Trained:
     run = RunDirectory(directory)
     config = run.config()
     if not is_text(config):
-        raise InputError(f"{directory} is a run on {config.data.name}: only one on e2e has a model that writes text.")
+        raise InputError(
+            f"{directory} is a run on {config.data.name}: samples are written for the meanings of E2E, so only one on "
+            "e2e has them."
+        )
     if not run.finished():
         raise InputError(f"{directory} is not finished: resume it by 'fsl-sage resume {directory}'.")
-    path = tokenizer_path(config.model.name, config.data.tokenizer)
-    if path is None:
-        raise InputError(f"The tokenizer of {config.model.name}, which {directory} was trained with, is gone.")
-    tokenizer = load_tokenizer(path)
-    model = base_model(config)
+    with run.from_its_folder():
+        path = tokenizer_path(config.model.name, config.data.tokenizer)
+        if path is None:
+            raise InputError(f"The tokenizer of {config.model.name}, which {directory} was trained with, is gone.")
+        tokenizer = load_tokenizer(path)
+        model = base_model(config)
     if adapter:
         model = _with_adapters(model, run.adapter, config)
     test = held_out_meanings(config.data.dir, config.data.test_images, config.seed)

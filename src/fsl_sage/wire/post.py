@@ -19,7 +19,7 @@ NOTHING = -2
 """The version of a client that has not yet received anything."""
 
 LOST = -3
-"""The version of a client that failed in a round."""
+"""The version of a client that failed in a round, after one that it has taken part in."""
 
 INITIAL = -1
 """The version of the weights before any averaging."""
@@ -65,6 +65,8 @@ class Post:
         """The same as coded differences from the message before, for a client that has that one."""
         self.renewal = Renewal()
         self._paid: set[tuple[int, str]] = set()
+        self._known: set[int] = set()
+        """Clients that have taken part in a round: they hold what the first download brought."""
 
     def welcome(self, t: int, clients: Iterable[int], download: Download) -> frozenset[int]:
         """Send what clients lack before round t: all that they hold to new ones, the averages to returning ones.
@@ -147,13 +149,17 @@ class Post:
 
     def arrived(self, client: int) -> None:
         """Note that a client has taken part in the round: what waited for it has arrived."""
+        self._known.add(client)
         self.changes.pop(client, None)
         for kind in self.waiting.pop(client, {}):
             self._paid.discard((client, kind))
 
     def lost(self, client: int) -> None:
-        """Note that a client failed in the round. When it returns it gets everything again, and is billed again."""
-        self.has[client] = LOST
+        """Note that a client failed in the round. When it returns it gets everything again, and is billed again.
+
+        One that has never been heard from gets its first download again too.
+        """
+        self.has[client] = LOST if client in self._known else NOTHING
         self.changes.pop(client, None)
         self._paid -= {(client, kind) for kind in self.waiting.get(client, {})}
 
@@ -173,7 +179,8 @@ class Post:
             for name, tensor in arrays.items()
         }
         tensors |= flat(self.renewal.changes, f"{CHANGES}/") | flat(self.renewal.for_all, f"{FOR_ALL}/")
-        return tensors, {"version": self.version, "has": self.has, "paid": sorted(self._paid)}
+        known = {"known": sorted(self._known), "paid": sorted(self._paid)}
+        return tensors, {"version": self.version, "has": self.has, **known}
 
     def load_state(self, tensors: Mapping[str, Tensor], values: Mapping[str, object]) -> None:
         """Restore what `state` returned."""
@@ -186,6 +193,8 @@ class Post:
                 kept.setdefault(int(client), {}).setdefault(kind.removesuffix(CHANGE), {})[name] = tensor
         self.version, self.has = values["version"], list(values["has"])  # type: ignore[assignment, call-overload]
         self._paid = {(client, kind) for client, kind in values["paid"]}  # type: ignore[attr-defined]
+        heard = [client for client, version in enumerate(self.has) if version != NOTHING]  # as earlier versions had it
+        self._known = set(values.get("known", heard))  # type: ignore[call-overload]
 
 
 def _of(weights: Mapping[str, Tensor], change: Tensors) -> Tensors:

