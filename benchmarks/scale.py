@@ -6,13 +6,15 @@
 
 Every case is a run in a process of its own, with random images, one worker and one thread. Printed are the peak of its
 anonymous memory (RssAnon: what is in no file; Linux), the seconds of a round with its checkpoint, by the clock and of
-the processor (the median of the rounds after the first), the part of them that the checkpoint takes, and the files of
-clients' states. Ratios are of the processor's seconds, which other processes of the machine change less.
+the processor (the median of the rounds after the first), the part of them that the checkpoint takes if there is one
+after each round, how many rounds share one by default, and the files of clients' states. Ratios are of the processor's
+seconds, which other processes of the machine change less.
 
 Cases of a pair do equal work in a round: as many steps on batches as large, by 10 clients or by 1,000.
 """
 
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -29,6 +31,7 @@ import numpy as np
 from benchmarks.timing import CONSOLE
 from fsl_sage import Config, Tracker, run
 from fsl_sage.config import DataConfig, ModelConfig
+from fsl_sage.experiment.checkpoints import SHARE
 
 BATCH = 8
 TEST_IMAGES = 100
@@ -111,6 +114,7 @@ def play(case: Case, folder: Path) -> dict[str, float]:
         batch_size=BATCH,
         rounds=case.rounds,
         workers=1,
+        checkpoint_every=1,  # by default there would be fewer, so that they take a twentieth of the time at most
         data=data,
         model=ModelConfig(name=case.model),
         out=folder / "run",
@@ -146,6 +150,12 @@ def measure(name: str) -> dict[str, float]:
         return {**json.loads(process.stdout.read().splitlines()[-1]), "memory": peak}
 
 
+def rounds_of_one(part: float) -> int:
+    """How many rounds share a checkpoint by default, if it takes this part of the time with one after each round."""
+    alone = part / (1 - part)  # over the time of a round without it
+    return max(1, math.ceil(alone * (1 / SHARE - 1)))
+
+
 def anonymous(pid: int) -> int:
     """The anonymous memory of a process; 0 when it has gone."""
     try:
@@ -163,7 +173,8 @@ def main(names: list[str]) -> None:
         CONSOLE.print(
             f"  {name:36} RssAnon {own['memory'] / 1e9:5.2f} GB, "
             f"round {own['seconds']:7.1f} s ({own['cpu']:6.1f} s CPU), of it "
-            f"the checkpoint {own['checkpoint']:4.0%}, clients' files {own['disk'] / 1e9:6.2f} GB",
+            f"the checkpoint {own['checkpoint']:4.0%} (by default one in {rounds_of_one(own['checkpoint'])} rounds), "
+            f"clients' files {own['disk'] / 1e9:6.2f} GB",
             soft_wrap=True,
         )
     for pair, (many, few) in PAIRS.items():

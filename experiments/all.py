@@ -101,10 +101,16 @@ _PARTITIONS = ("iid", "alpha0.1")
 _FSL_SAGE = [f"fsl-sage_{partition}_seed{seed}" for partition in _PARTITIONS for seed in (1, 2, 3)]
 _ONE_SEED = [f"{name}_{of}_seed1" for name in ("fsl-sage", "cse-fsl", "splitfed-ss") for of in _PARTITIONS]
 SHARED = [
-    *((f"cifar10-10k-choices/base/{run}", f"{IMAGES}/{run}") for run in _FSL_SAGE),
+    *((f"cifar10-10k-choices/base/{run}", f"{IMAGES}/{run}") for run in _ONE_SEED[:2]),
     *((f"{IMAGES}/{run}", f"fewer-bytes/plain/{run}") for run in _FSL_SAGE),
     *((f"{IMAGES}/{run}", f"fewer-bytes/others/{run}") for run in _ONE_SEED[2:]),
     *((f"{IMAGES}/{run}", f"cifar10-10k-auxiliary-size/usual/{run}") for run in _ONE_SEED[:4]),
+    *((f"{IMAGES}/{run}", f"cifar10-10k-alignment-interval/{run}_align-every5") for run in _ONE_SEED[:2]),
+    *((f"{IMAGES}/{run}", f"cifar10-10k-alignment-interval/{run}") for run in _ONE_SEED[2:4]),
+    (
+        "cifar10-10k-estimators/linear/fsl-sage_iid_seed1",
+        "cifar10-10k-auxiliary-size/sizes/fsl-sage_iid_seed1_model.auxiliary-linear",
+    ),
 ]
 
 

@@ -65,13 +65,13 @@ def main() -> None:
     results = sorted(asked.folder.rglob("result.json"))
     if not results:
         parser.error(f"{asked.folder} has no finished runs: give a folder of experiments/results")
-    within, to = f"best within {asked.gib:g} GiB", f"GiB to {asked.target:.0%}"
+    within, to = f"best within {asked.gib:g} GiB", f"GiB to {100 * asked.target:g} %"
     print(f"| run | best | GiB | {within} | {to} | client MB | client GFLOPs |")
     print("|---|---|---|---|---|---|---|")
     groups: dict[str, list[Path]] = defaultdict(list)
     for result in results:
         run = result.parent
-        groups[f"{run.parent.name}/{re.sub(r'_seed[0-9]+', '', run.name)}"].append(run)
+        groups[re.sub(r"_seed[0-9]+", "", str(run.relative_to(asked.folder)))].append(run)
     for name, runs in groups.items():
         print(row(name, runs, asked.gib, asked.target))
 

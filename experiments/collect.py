@@ -5,8 +5,8 @@ import shutil
 import sys
 from pathlib import Path
 
-RAW = ("config.json", "metrics.jsonl", "ledger.csv", "result.json", "classes.csv")
-BY_CLASS = "test_by_class.csv"
+RAW = ("config.json", "metrics.jsonl", "ledger.csv", "result.json")
+WHERE_THERE_ARE_CLASSES = ("classes.csv", "test_by_class.csv")
 REPORT = ("report/figures", "report/tables")
 
 
@@ -18,20 +18,22 @@ def collect(runs: Path, results: Path) -> int:
         target.mkdir(parents=True, exist_ok=True)
         for name in RAW:
             shutil.copy2(file.parent / name, target / name)
-        if (file.parent / BY_CLASS).exists():
-            shutil.copy2(file.parent / BY_CLASS, target / BY_CLASS)
+        for name in (name for name in WHERE_THERE_ARE_CLASSES if (file.parent / name).exists()):
+            shutil.copy2(file.parent / name, target / name)
         _hide_paths(target / "config.json")
         if (file.parent / "scores.json").exists():
             shutil.copy2(file.parent / "scores.json", target / "scores.json")
             _keep_written(file.parent / "samples.jsonl", target / "samples.jsonl")
-    for name in REPORT:
+    for name in (name for name in REPORT if (runs / name).exists()):
         shutil.copytree(runs / name, results / name, dirs_exist_ok=True)
     return len(finished)
 
 
 def _hide_paths(file: Path) -> None:
     """Paths of this machine, relative to the working directory."""
-    file.write_text(file.read_text().replace(str(Path.cwd().parent), ".."))
+    parent = Path.cwd().parent
+    if parent != Path(parent.anchor):
+        file.write_text(file.read_text().replace(str(parent), ".."))
 
 
 def _keep_written(file: Path, target: Path) -> None:

@@ -26,8 +26,9 @@ from fsl_sage.config import Config
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.records.trackers import Tracker
 from fsl_sage.report.load import load_runs
+from fsl_sage.report.metric import ACCURACY
 from fsl_sage.report.panels import LOOK, by_setting, give_title, legend_of, line, log_if_far_apart, pages, save
-from fsl_sage.report.study import ACCURACY, Series, Setting, Study, make_study
+from fsl_sage.report.study import Series, Setting, Study, make_study
 
 TIMES = "seconds.csv"
 TESTED = 250

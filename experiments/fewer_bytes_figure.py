@@ -14,8 +14,9 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from fsl_sage.report.load import Run, load_runs
+from fsl_sage.report.metric import ACCURACY
 from fsl_sage.report.panels import LOOK, log_if_far_apart, pages, save
-from fsl_sage.report.study import ACCURACY, Series, Setting
+from fsl_sage.report.study import Series, Setting
 from fsl_sage.report.style import style
 
 FOLDER = Path(__file__).parent / "results" / "fewer-bytes"

@@ -55,7 +55,7 @@ def paint(axes: Axes, runs: list[Run]) -> None:
         _, colour, dash, marker = CURVES[curve_of(run)]
         look = {"color": colour, "linestyle": dash, "marker": marker, "alpha": 1 if seed_of(run) == "1" else 0.45}
         axes.plot(megabytes(run), losses(run), markersize=3, linewidth=1.3, **look)
-    axes.set(xlabel="communication, MB (the paper's convention)", ylabel="test loss", ylim=(1.44, 1.96))
+    axes.set(xlabel="communication, MB (the paper's convention)", ylabel="test loss")
 
 
 def main() -> None:
