@@ -56,6 +56,7 @@ STUDIES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "linear": (f"cpu/{IMAGES}", *ONE, "--model.auxiliary", "linear"),
     },
     IMAGES: {"": (f"cpu/{IMAGES}",)},
+    "cifar10-10k-true-gradients": {"": (f"cpu/{IMAGES}", "--algorithms", "experiments.controls:TrueGradients", *BOTH)},
     "fewer-bytes": {
         "plain": ("cpu/fewer-bytes", *FSL_SAGE, "--seeds", "1", "2", "3"),
         "small-every-step": ("cpu/fewer-bytes", *FSL_SAGE, "--seeds", "1", "2", "3", *SMALL, "--upload-every", "1"),
@@ -92,6 +93,7 @@ STUDIES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "paper-two-cores": {
         "estimated": ("paper/cifar10-two-cores",),
         "exact": ("paper/cifar10-two-cores", "--algorithms", "splitfed-ss", "fedavg", "--rounds", "50"),
+        "true": ("paper/cifar10-two-cores", "--algorithms", "experiments.controls:TrueGradients", "--rounds", "40"),
         "skewed": ("paper/cifar10-two-cores", "--alpha", "0.1"),
     },
 }

@@ -112,6 +112,7 @@ def test_what_is_frozen_is_sent_once_and_only_then(texts: Tiny) -> None:
     assert sage["by_kind_aligning"]["auxiliary"]["down"] == 3 * 3 * adapters * 4
 
 
+@pytest.mark.slow
 def test_without_the_texts_the_cost_is_an_upper_bound(texts: Tiny, tmp_path: Path) -> None:
     here = texts()
     away = replace(here, data=replace(here.data, dir=tmp_path / "nowhere", train_images=24, sequence_length=40))
@@ -159,6 +160,7 @@ def test_a_finished_run_gives_its_model_back(texts: Tiny) -> None:
     assert written.shape[1] > tokens.shape[1]
 
 
+@pytest.mark.slow
 def test_the_command_shows_what_a_run_writes(texts: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
     result = run(texts(algorithm="fedavg", rounds=1))
     directory = result.directory

@@ -137,6 +137,7 @@ def test_as_a_file_of_the_package_it_has_a_name(tmp_path):
     assert_same_weights(*map(tmp_path.joinpath, found["runs"]))
 
 
+@pytest.mark.slow
 def test_help_and_cost_know_it(folder):
     said = " ".join(command("run", "--algorithm", NAME, "--help").stdout.split())
     assert "--mu FLOAT" in said
@@ -152,6 +153,7 @@ def test_an_option_that_it_does_not_have_is_refused(folder):
     assert f"--align-every is an option of fsl-sage and lazy-fsl-sage, not of {NAME}" in " ".join(done.stderr.split())
 
 
+@pytest.mark.slow
 def test_a_toml_file_names_it_with_its_option(folder):
     (folder / "mine.toml").write_text(f'algorithm = "{NAME}"\nmu = 0.5\n')
     assert command("run", "mine.toml", *SMALL, "--out", "one").returncode == 0
@@ -161,6 +163,7 @@ def test_a_toml_file_names_it_with_its_option(folder):
     assert one["config"]["mu"] == 0.5
 
 
+@pytest.mark.slow
 def test_it_resumes_in_a_new_process(folder):
     words = ["--algorithm", NAME, "--mu", "0.1", *SMALL, "--rounds", "5"]
     assert command("run", *words, "--out", "whole").returncode == 0
@@ -195,6 +198,7 @@ def test_it_is_compared_on_ray(folder):
     assert (folder / "both" / "anchored-Anchored_iid_seed0" / "result.json").exists()
 
 
+@pytest.mark.slow
 def test_it_runs_on_flower(folder, monkeypatch):
     """The app brings the file: server and sites find it there and nowhere else."""
     pytest.importorskip("flwr")

@@ -67,6 +67,7 @@ def test_the_defaults_are_those_of_the_data_that_the_options_name(monkeypatch):
     assert (images.batch_size, images.optimizer.name) == (256, "adam")
 
 
+@pytest.mark.slow
 def test_what_texts_have_by_default_may_be_varied():
     vary = "compare --data.name e2e --model.name hf:gpt2 --vary batch_size=4,8 --out unused --dry-run"
     done = command(*vary.split())
@@ -159,6 +160,7 @@ def limited(bytes):
     return partial(resource.setrlimit, resource.RLIMIT_FSIZE, (bytes, bytes))
 
 
+@pytest.mark.slow
 def test_a_limit_to_the_size_of_files_is_said_and_lifted_the_run_goes_on(tmp_path):
     out = tmp_path / "run"
     words = refused("run", *SMALL, "--out", out, code=1, prepare=limited(60_000))

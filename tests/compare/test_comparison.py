@@ -20,6 +20,7 @@ from tests.report.browser import CHROMIUM, chromium
 from tests.report.test_page import check_controls
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_runs")
 def test_the_function_runs_a_grid_and_returns_its_results(preset, tmp_path):
     config = replace(load_preset(preset), rounds=1)
@@ -38,6 +39,7 @@ def test_the_function_runs_a_grid_and_returns_its_results(preset, tmp_path):
     assert again == found  # times included: nothing ran again
 
 
+@pytest.mark.slow
 def test_a_failed_run_is_named_and_does_not_stop_the_rest(preset, tmp_path):
     told = []
 

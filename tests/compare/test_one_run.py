@@ -12,6 +12,7 @@ LOWER = "import os; os.nice(7); from fsl_sage.compare.one_run import keep_priori
 PRINT = f"print(open('{SESSION}').read())"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not SESSION.exists(), reason="this system has no priorities of sessions")
 @pytest.mark.parametrize("own_session", [True, False])
 def test_a_session_of_its_own_has_the_priority_of_the_process_and_no_other_session_does(own_session):

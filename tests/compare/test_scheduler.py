@@ -27,6 +27,7 @@ class Interrupting(Watcher):
         raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_an_interrupt_stops_the_runs_which_can_go_on(preset, tmp_path):
     runs = grid_of(preset, tmp_path / "grid", algorithms=("cse-fsl",), vary={"rounds": (1000,)})
     with pytest.raises(KeyboardInterrupt):
@@ -132,6 +133,7 @@ def test_a_run_that_another_process_plays_is_not_taken_away(preset, tmp_path):
     assert directory.config().rounds == 7
 
 
+@pytest.mark.slow
 def test_what_changes_no_number_may_be_given_anew(preset, tmp_path):
     """An interrupted grid goes on with --on-client-failure drop."""
     base = load_preset(preset)

@@ -40,6 +40,7 @@ def test_runs_on_another_device_keep_their_tensors_on_it_and_give_the_same_numbe
         assert there == pytest.approx(here, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_the_other_device_refuses_tensors_of_the_cpu():
     script = (
         "import torch; from tests.engines.other_device import register; library = register(); "

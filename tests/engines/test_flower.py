@@ -288,6 +288,7 @@ def test_a_node_keeps_its_state_since_the_last_checkpoint_and_at_the_end_the_fin
     assert any(name.startswith("auxiliary/") for name in final)
 
 
+@pytest.mark.slow
 def test_a_killed_server_goes_on_from_its_checkpoint_bit_for_bit(deploy):
     deployment = deploy(rounds=4, checkpoint_every=2, align_every=1)
 
@@ -400,6 +401,7 @@ def test_a_late_node_joins_and_one_that_leaves_is_missing(deploy):
     assert billed == {2, 3}  # who is not connected is sent nothing
 
 
+@pytest.mark.slow
 def test_fewer_than_the_minimum_end_the_run_and_keep_the_checkpoint(deploy):
     deployment = deploy(rounds=3)
 
@@ -579,6 +581,7 @@ def raiser(error):
     return fail
 
 
+@pytest.mark.slow
 def test_after_hostile_replies_the_model_is_as_if_they_had_not_come(deploy, capsys):
     deployment = deploy(rounds=4, align_every=2)
     kinds = {("1", 2): "nan", ("2", 0): "label too high", ("2", 1): "oversized"}

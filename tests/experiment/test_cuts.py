@@ -36,6 +36,7 @@ def assert_bytes_are_those_of_the_cost(config, table):
         assert row.sent == up // config.clients
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("auxiliary", ["blocks:1", "linear", "full", "20%"])
 def test_bytes_of_every_cut_are_those_of_the_cost_there(auxiliary):
     config = replace(SMALL, model=replace(SMALL.model, auxiliary=auxiliary))
@@ -44,10 +45,12 @@ def test_bytes_of_every_cut_are_those_of_the_cost_there(auxiliary):
     assert_bytes_are_those_of_the_cost(config, table)
 
 
+@pytest.mark.slow
 def test_bytes_of_cuts_of_resnet18_are_those_of_the_cost_there():
     assert_bytes_are_those_of_the_cost(Config(), cuts_of(Config())[3::16])
 
 
+@pytest.mark.slow
 def test_statistics_that_stay_local_do_not_count():
     config = replace(SMALL, model=replace(SMALL.model, batch_norm="local"))
     assert_bytes_are_those_of_the_cost(config, cuts_of(config))

@@ -20,6 +20,7 @@ class Interrupt(Tracker):
         raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", OWN_DATA)
 def test_every_step_of_a_study_takes_it(tmp_path, kind):
     values = {**SMALL, "rounds": 2, **OWN_DATA[kind](tmp_path), "algorithm": "cse-fsl"}

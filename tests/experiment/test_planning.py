@@ -111,6 +111,7 @@ def test_other_optimizers_remember_other_things(both):
     assert_close(both("small-cnn", "cse-fsl", "block1", optimizer=sgd), rel=0.01)
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_with_an_auxiliary_is_told():
     """The part of ResNet-18 up to layer2 fits 50 MB with a batch of 32; with the auxiliary it does not."""
     table = cuts_of(replace(config_of("resnet18", "fsl-sage"), batch_size=32))
@@ -145,6 +146,7 @@ def language(tmp_path_factory):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["fsl-sage", "cse-fsl", "splitfed-ss", "fedavg", "heron-sfl"])
 def test_the_plan_of_a_language_model_with_adapters_is_what_a_run_measures(language, tmp_path, algorithm):
     """Also where a client's pass through the auxiliary has no dropout, and only completions are decoded."""
@@ -164,6 +166,7 @@ def test_the_plan_of_a_language_model_with_adapters_is_what_a_run_measures(langu
     )
 
 
+@pytest.mark.slow
 def test_the_plan_of_a_step_on_texts_is_an_upper_bound(tiny, tmp_path):
     config = tiny(**merge(save_all(tmp_path), {"algorithm": "fsl-sage", "rounds": 1, "align_rounds": [1]}))
     (row,) = [row for row in cuts_of(config) if row.point.name == "transformer.h.0"]

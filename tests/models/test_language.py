@@ -172,6 +172,7 @@ def test_what_is_trained_of_an_auxiliary(tmp_path: Path, what: str, blocks: bool
     assert trained["lm_head.weight"].data_ptr() != server["lm_head.weight"].data_ptr()
 
 
+@pytest.mark.slow
 def test_sizes_of_gpt2_medium_today_and_in_the_paper() -> None:
     config: Config = from_dict({"model": {"name": "hf:gpt2-medium"}})
     parts = build_parts(config, TextProblem(None, TextSizes(10, 10, 512)), META)

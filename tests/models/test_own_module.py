@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 NET = """
 from torch import nn
 
@@ -13,6 +15,7 @@ def make(classes, channels):
 """
 
 
+@pytest.mark.slow
 def test_a_model_in_the_current_folder_is_found(tmp_path: Path) -> None:
     (tmp_path / "mine_own_net.py").write_text(NET)
     # As the installed command, whose own folder Python puts in the place of the current one.

@@ -27,6 +27,7 @@ def installed(tmp_path_factory) -> Path:
     return target
 
 
+@pytest.mark.slow
 def test_the_first_hour(installed: Path, tmp_path: Path) -> None:
     script = shutil.copy(Path(__file__).with_name("hour.py"), tmp_path)
     clean = {**os.environ, "PYTHONPATH": str(installed), "PYTHONSAFEPATH": "1"}

@@ -244,6 +244,7 @@ def kill_at(monkeypatch, owner, name, number):
     monkeypatch.setattr(owner, name, killed)
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_with_another_limit(tiny, finished, monkeypatch):
     """From memory into files, and from files, where they stay."""
     changes = {"rounds": 4, "cohort": 0.67, "algorithm": "cse-fsl"}
@@ -257,6 +258,7 @@ def test_a_run_is_resumed_with_another_limit(tiny, finished, monkeypatch):
         assert_same_run(finished(**changes), config.out)
 
 
+@pytest.mark.slow
 def test_a_full_disk_keeps_the_last_checkpoint(tiny, finished, monkeypatch):
     whole, config = finished(rounds=3), tiny(rounds=3, client_memory_mib=0)
     write, times = client_store.save_by_content, []

@@ -102,6 +102,7 @@ def _count_alone(path, tries, inside, wrong):
             pass
 
 
+@pytest.mark.slow
 def test_never_two_at_once(tmp_path):
     """The file is taken away when the lock is let go: whoever had opened it before must not take it for the lock."""
     context = multiprocessing.get_context("fork")

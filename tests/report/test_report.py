@@ -143,6 +143,7 @@ def test_the_report_is_figures_tables_and_a_page_that_needs_nothing_else(tmp_pat
     assert report.notes == ["Not finished yet, as far as they are: b."]
 
 
+@pytest.mark.slow
 @pytest.mark.drawn
 def test_the_same_data_give_the_same_files(tmp_path):
     write_run(tmp_path / "a", made_up_config("fedavg", rounds=2))

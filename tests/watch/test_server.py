@@ -126,6 +126,7 @@ def test_a_file_and_a_port_that_is_taken_are_refused(server, tmp_path):
         Server(tmp_path, 99999)
 
 
+@pytest.mark.slow
 def test_the_command_serves_until_an_interrupt(tmp_path: Path):
     import signal
     import time
