@@ -173,5 +173,6 @@ def test_lists_and_repeated_options_are_values_too(tmp_path):
     rounds = [all_options(plan.config.options)["align_rounds"] for plan in plan_runs(Config(), load_grid(preset))]
     assert [tuple(each) for each in rounds] == [(0, 1), (2, 4)]
     assert parse_vary(["align_every=2", "align-every=5"]) == {"align_every": (2, 5)}
+    assert parse_vary(["align_rounds=[0,1],[2, 4],[]"]) == {"align_rounds": ((0, 1), (2, 4), ())}
     with pytest.raises(InputError, match="--vary align_every has no values"):
         plan_runs(Config(), Grid(vary={"align_every": ()}))

@@ -121,19 +121,22 @@ def refuse_overruled(config: Config, preset: Config, grid: Grid) -> None:
 
 
 def parse_vary(texts: Sequence[str]) -> dict[str, tuple[Any, ...]]:
-    """`OPTION=a,b,c` as it is given on the command line."""
+    """`OPTION=a,b,c` as it is given on the command line; a value that is a list itself stands in brackets."""
     varied: dict[str, tuple[Any, ...]] = {}
     for text in texts:
         name, equals, values = text.partition("=")
         if not equals or not values.strip():
             raise InputError(f"--vary {text} is not possible: give OPTION=a,b,c, as in --vary align_every=2,5,10.")
         path = option_path(name)
-        varied[path] = (*varied.get(path, ()), *(_value(word.strip()) for word in values.split(",")))
+        words = re.findall(r"\[[^]]*\]|[^,]+", values)
+        varied[path] = (*varied.get(path, ()), *(_value(word.strip()) for word in words if word.strip()))
     return varied
 
 
 def _value(word: str) -> Any:
-    """A number, true, false, none, or the text itself; the configuration checks whether its option accepts it."""
+    """A number, true, false, none, a list of these, or the text itself; the configuration checks it by its option."""
+    if word.startswith("[") and word.endswith("]"):
+        return tuple(_value(each.strip()) for each in word[1:-1].split(",") if each.strip())
     plain = {"true": True, "false": False, "none": None}
     if word.lower() in plain:
         return plain[word.lower()]
