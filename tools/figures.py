@@ -1,12 +1,16 @@
-"""The figures of the README, each light and dark: python -m tools.figures roles | python -m tools.figures curve RUN
+"""The figures of README and docs, each light and dark: python -m tools.figures roles | curve RUN | dark
 
 `roles` draws the three roles and what travels between them; `curve` the headline score of a finished run against
-communication, as `make run` has it.
+communication, as `make run` has it. `dark` writes, beside every figure of a report that a page shows, the same on a
+dark ground.
 """
 
 import json
+import re
 import sys
 from pathlib import Path
+
+import numpy as np
 
 DOCS = Path(__file__).parents[1] / "docs"
 THEMES = {
@@ -127,8 +131,48 @@ def curve(run: Path, theme: str, out: Path) -> None:
     plt.close(figure)
 
 
+SHOWN = re.compile(r'src="([^"]*experiments/results/[^"]*\.png)"')
+
+
+def shown_figures() -> list[Path]:
+    """The figures of reports that pages show, without their dark twins."""
+    pages = [DOCS.parent / "README.md", *sorted(DOCS.rglob("*.md"))]
+    return [(page.parent / name).resolve() for page in pages for name in SHOWN.findall(page.read_text())]
+
+
+def on_dark(pixels: np.ndarray) -> np.ndarray:
+    """The same picture with light and dark exchanged, [H, W, 3] from 0 to 1; hues stay."""
+    least, most = pixels.min(2, keepdims=True), pixels.max(2, keepdims=True)
+    light, colour = (most + least) / 2, np.minimum(1, 2 * (most - least))
+    wanted = (1 - colour) * (1 - light) + colour * np.maximum(light, 1 - light)  # what is coloured is never darkened
+    turned = np.clip(pixels + wanted - light, 0, 1)
+    ground, ink = (_rgb(THEMES["dark"][name]) for name in ("card", "ink"))
+    return ground + turned * (ink - ground)
+
+
+def _rgb(colour: str) -> np.ndarray:
+    return np.array([int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)])
+
+
+def dark_name(figure: Path) -> Path:
+    """Where the dark twin of a figure is."""
+    return figure.with_name(f"{figure.stem}-dark.png")
+
+
+def dark() -> None:
+    """Write the dark twins of all figures of reports that pages show."""
+    from PIL import Image
+
+    for figure in shown_figures():
+        pixels = np.asarray(Image.open(figure).convert("RGB")) / 255
+        turned = Image.fromarray((on_dark(pixels) * 255).round().astype(np.uint8))
+        turned.quantize(128).save(dark_name(figure), optimize=True)
+
+
 def main() -> None:
-    """Write the figures into docs/."""
+    """Write the figures."""
+    if sys.argv[1] == "dark":
+        return dark()
     for theme in THEMES:
         if sys.argv[1] == "roles":
             (DOCS / f"roles-{theme}.svg").write_text(roles(theme))
