@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fsl_sage.models.conv import gradients_of_inputs
-from fsl_sage.models.norm import batch_statistics
+from fsl_sage.models.norm import batch_statistics, in_training
 from fsl_sage.problems.base import Task
 from fsl_sage.split import Ridge, detached_leaves, fitted_scale
 
@@ -36,9 +36,8 @@ class Passes:
     ) -> tuple[Smash, Tensor]:
         """Training mode: the part's own weights get gradients. Returns (z_b, empty unless asked for; the loss)."""
         inputs = detached_leaves(z) if cut_gradient else tuple(z)
-        part.train()
         with self.autocast():
-            loss = self.task.loss_once(self.task.output(part, inputs, target), target)
+            loss = self.task.loss_once(self.task.output(in_training(part), inputs, target), target)
         loss.backward()  # type: ignore[no-untyped-call]
         return _scaled(part, gradients_of(inputs)), loss.detach()
 

@@ -61,6 +61,11 @@ def statistics_names(module: nn.Module) -> set[str]:
     }
 
 
+def in_training(module: nn.Module) -> nn.Module:
+    """The module in training mode. Looks at its own flag alone: at every step, all flags would take time."""
+    return module if module.training else module.train()
+
+
 @contextmanager
 def recalibrated(module: nn.Module) -> Iterator[nn.Module]:
     """Forward passes within it estimate the running statistics of all batch norms anew, as the mean over the batches.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fsl_sage.alignment.passes import Smash, gradients_of
 from fsl_sage.config import Config
-from fsl_sage.models.norm import untouched_statistics
+from fsl_sage.models.norm import in_training, untouched_statistics
 from fsl_sage.problems.base import Batch
 from fsl_sage.problems.batches import batch_indices, batch_sizes
 from fsl_sage.roles.corrections import copies_kept, follow_controls, pull
@@ -107,7 +107,7 @@ class Client(ClientRole):
     def forward(self, batch: Batch) -> Smash:
         """z_f, the smashed data, with the graph that `backward` will need."""
         self._settings.seed_forward("dropout-client", self.id, self.round, self.step_index)
-        return self._smashed(self._parts["client"].module().train(), batch)
+        return self._smashed(in_training(self._parts["client"].module()), batch)
 
     def _smashed(self, module: nn.Module, batch: Batch) -> Smash:
         with self._settings.passes.autocast():
@@ -137,7 +137,7 @@ class Client(ClientRole):
 
     def output(self, part: str, *inputs: Tensor) -> Any:
         """What a part that this client holds gives for these inputs, with its graph, in training mode."""
-        module = self._parts[part].module().train()
+        module = in_training(self._parts[part].module())
         self._settings.seed_forward(f"dropout-{part}", self.id, self.round, self.step_index)
         with self._settings.passes.autocast():
             return module(*inputs)
@@ -189,7 +189,7 @@ class Client(ClientRole):
             self.take_hold()
             weights = below(HELD, self.extra)
         before = Replica(self._workbench.slots["client"], {**self._parts["client"].weights(), **weights}, None)
-        module = before.module().train()
+        module = in_training(before.module())
         with torch.no_grad(), untouched_statistics(module):
             self._settings.seed_forward("dropout-client", self.id, self.round, self.step_index)
             z_0 = self._smashed(module, batch)
@@ -227,7 +227,8 @@ class Client(ClientRole):
     @torch.no_grad()
     def loss(self, batch: Batch, part: str, *, leaves_trace: bool = True) -> tuple[Smash, Tensor]:
         """z_f and the loss through a part behind the cut, in training mode, without a graph."""
-        task, passes, behind = self._settings.task, self._settings.passes, self._parts[part].module().train()
+        task, passes = self._settings.task, self._settings.passes
+        behind = in_training(self._parts[part].module())
         with ExitStack() as stack:
             stack.enter_context(self.meter.without_graph(batch.inputs, batch.target))
             for module in () if leaves_trace else (self._parts["client"].module(), behind):

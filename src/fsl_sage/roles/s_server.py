@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fsl_sage.alignment.fidelity import Fidelity
 from fsl_sage.alignment.passes import Smash, gradients_of
-from fsl_sage.models.norm import untouched_statistics
+from fsl_sage.models.norm import in_training, untouched_statistics
 from fsl_sage.roles.auxiliaries import Auxiliaries
 from fsl_sage.roles.copies import Copies
 from fsl_sage.roles.footprint import Footprint, Meter, held_by, static_bytes
@@ -142,7 +142,7 @@ class SServer(SServerRole):
         self._settings.seed_forward("dropout-s-server", client, self.round, step)
         inputs = detached_leaves(smashed.smashed)
         with self._settings.passes.autocast():
-            features = boundary(replica.module().train()(*inputs))
+            features = boundary(in_training(replica.module())(*inputs))
         self._open[client] = replica, inputs, features
         return tuple(tensor.detach() for tensor in features)
 
@@ -172,7 +172,7 @@ class SServer(SServerRole):
         """What the server part gives for smashed data, with its graph, in training mode."""
         self._settings.seed_forward("dropout-s-server-output", -1, self.round, self._outputs)
         self._outputs += 1
-        module = self._model.module().train()
+        module = in_training(self._model.module())
         trace = nullcontext() if leaves_trace else untouched_statistics(module)
         with trace, self._settings.passes.autocast():
             return module(*z)

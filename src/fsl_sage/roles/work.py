@@ -69,6 +69,7 @@ class Chain(nn.Module):
     def __init__(self, *parts: nn.Module) -> None:
         super().__init__()
         self.parts = nn.ModuleList(parts)
+        self.training = all(part.training for part in parts)
 
     def forward(self, *z: torch.Tensor) -> Any:
         """From the first part's inputs to the last part's output."""

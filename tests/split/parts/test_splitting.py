@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fsl_sage.models import batch_statistics
 from fsl_sage.split import Boundary, Split, SplitError, SplitPlan, build_side, fixed_tensors, side_tensors, split_model
 from tests.split.families import FAMILIES
 
@@ -539,6 +540,11 @@ def test_the_models_own_mode_follows_too() -> None:
     for part in split.parts:
         part.eval()
     assert torch.equal(trained, 2 * split(x))
+    for part in split.parts:
+        with batch_statistics(part.train()):
+            assert not part.training  # dropout off, also where the model's own code asks
+        assert part.training
+    assert torch.equal(trained, split(x))
 
 
 @pytest.mark.parametrize("cut", ["blocks.0", "blocks.0.linear1"])

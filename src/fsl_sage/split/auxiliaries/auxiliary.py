@@ -132,11 +132,16 @@ class _OwnAuxiliary(nn.Module):
         """The module's output for the tensors of a boundary."""
         return self.__dict__[_MODULE](*as_boundary(boundary).tensors)
 
-    def train(self, mode: bool = True) -> _OwnAuxiliary:
-        """Set training mode of the module too."""
-        self.__dict__[_MODULE].training = mode
-        super().train(mode)
-        return self
+    @property
+    def training(self) -> bool:
+        """Whether the user's module is in training mode."""
+        mode: bool = self.__dict__[_MODULE].training
+        return mode
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        if _MODULE in self.__dict__:  # else it is being made
+            self.__dict__[_MODULE].training = mode
 
 
 def _check_output(split: Split, made: nn.Module) -> None:

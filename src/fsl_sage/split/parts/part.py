@@ -59,11 +59,15 @@ class Part(nn.Module):
         """From the model's inputs or a `Boundary` to a `Boundary` or the model's output, as the class says."""
         return passage(self).run(args, kwargs)
 
-    def train(self, mode: bool = True) -> Part:
-        """Switch to training or evaluation, as for any module."""
-        passage(self).model.training = mode
-        super().train(mode)
-        return self
+    @property
+    def training(self) -> bool:
+        """Whether the model is in training mode: the flag is the model's own, whose code reads it."""
+        return passage(self).model.training
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        if _PASSAGE in self.__dict__:  # else the part is being made
+            passage(self).model.training = mode
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Part:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -91,7 +95,6 @@ def share_registries(module: nn.Module, model: nn.Module) -> None:
     """Let a module hold a model's tensors and submodules without a prefix."""
     for registry in _REGISTRIES:
         module.__dict__[registry] = model.__dict__[registry]
-    module.training = model.training
 
 
 class Passage:
