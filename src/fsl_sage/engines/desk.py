@@ -3,13 +3,15 @@
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from fsl_sage.engines.base import ClientError, Outcome
 from fsl_sage.wire.message import Message
 
 Word = Message | Outcome | ClientError
 """What a client says when it is asked to go on."""
+
+Given = TypeVar("Given")
 
 
 class Desk:
@@ -21,7 +23,7 @@ class Desk:
 
     def say(self, id: int, word: Word) -> None:
         """A client has come to its upload, or to its end."""
-        self._words[id].set_result(word)
+        _put(self._words[id], word)
 
     def heard(self, id: int) -> Word:
         """Wait for what a client says."""
@@ -29,7 +31,7 @@ class Desk:
 
     def answer(self, id: int, reply: Message | None) -> None:
         """The S-server's reply to a client."""
-        self._replies[id].set_result(reply)
+        _put(self._replies[id], reply)
 
     def reply_to(self, id: int) -> Message | None:
         """Wait for the S-server's reply."""
@@ -46,3 +48,12 @@ class Desk:
                 with suppress(InvalidStateError):
                     future.set_exception(error)
             raise
+
+
+def _put(future: Future[Given], value: Given) -> None:
+    """Set the value that somebody waits for; if the other side has given up, fail as it did."""
+    try:
+        future.set_result(value)
+    except InvalidStateError:
+        future.result()
+        raise

@@ -21,7 +21,7 @@ from fsl_sage.engines.desk import Desk
 from fsl_sage.engines.intake import Intake, learn_from
 from fsl_sage.engines.server import host_server, join_states, local_tensors, part_states
 from fsl_sage.engines.threads import Threads
-from fsl_sage.engines.worker import Conversation, copied, evaluate
+from fsl_sage.engines.worker import Conversation, Place, copied, evaluate
 from fsl_sage.records.client_store import ClientStore, Named
 from fsl_sage.roles.protocols import Parts, Update
 from fsl_sage.units import MIB
@@ -135,7 +135,7 @@ class LocalEngine(Engine):
         compute. Step k of every client still comes before step k + 1 of any, in the same order at the S-server.
         """
         shares = self._shares(clients)
-        conversations = self._conversations(t, shares, delivery, pauses=True)
+        conversations = self._conversations(t, shares, delivery, self._clients.resting_place())
         outcomes: Outcomes = {}
         steps = itertools.count(1)
         while running := [id for id in clients if id not in outcomes]:
@@ -178,10 +178,10 @@ class LocalEngine(Engine):
         return [clients[place::count] for place in range(count)]
 
     def _conversations(
-        self, t: int, shares: Sequence[Sequence[int]], delivery: Delivery, *, pauses: bool = False
+        self, t: int, shares: Sequence[Sequence[int]], delivery: Delivery, rests: Place | None = None
     ) -> dict[int, Conversation]:
         return {
-            id: worker.converse(t, id, self._state(id), delivery, pauses=pauses)
+            id: worker.converse(t, id, self._state(id), delivery, rests)
             for worker, share in zip(self._threads.workers, shares, strict=True)
             for id in share
         }

@@ -22,7 +22,7 @@ from fsl_sage.engines.base import (
     coded_update,
     sent_along,
 )
-from fsl_sage.errors import InputError, described
+from fsl_sage.errors import InputError, TrainingError, described
 from fsl_sage.precision import all_finite
 from fsl_sage.roles.client import Client
 from fsl_sage.roles.protocols import Parts, Update
@@ -33,6 +33,9 @@ from fsl_sage.wire.codecs import CodecError
 from fsl_sage.wire.ends import ClientEnd
 from fsl_sage.wire.message import PAUSE, Message, Tensors
 from fsl_sage.wire.paths import below, flat
+
+Place = Callable[[int], Tensor | None]
+"""Gives so many bytes of memory, or None where what is to move there may stay."""
 
 Conversation = Callable[[Message | None], Message | Outcome | ClientError]
 """A client's round. Called with the reply to its last upload, it returns the next one, and at the end the outcome."""
@@ -47,13 +50,14 @@ class Worker:
         self._at_cut = {cut: Workbench({"client": parts["client"]}) for cut, parts in setup.at_cut.items()}
 
     def converse(
-        self, t: int, id: int, state: Mapping[str, Tensor], delivery: Delivery, *, pauses: bool = False
+        self, t: int, id: int, state: Mapping[str, Tensor], delivery: Delivery, rests: Place | None = None
     ) -> Conversation:
         """A client's round, ready to start. An exception in its code becomes its outcome.
 
-        With `pauses` it says PAUSE between its steps, and is then to be called with None.
+        With `rests` it says PAUSE between its steps, and is then to be called with None; from the first pause on, what
+        it holds is in the memory that this gives, if it gives some.
         """
-        conversation = self._conversation(t, id, state, delivery, pauses)
+        conversation = self._conversation(t, id, state, delivery, rests)
 
         def proceed(reply: Message | None) -> Message | Outcome | ClientError:
             try:
@@ -62,6 +66,8 @@ class Worker:
                 return end.value
             except (DivergedError, CodecError, InputError) as error:
                 return ClientError(id, t, str(error))
+            except TrainingError:  # a full disk is no fault of the client's
+                raise
             except Exception as error:
                 failure = ClientError(id, t, described(error))
                 failure.add_note("".join(traceback.format_exception(error)))
@@ -79,19 +85,24 @@ class Worker:
         return said
 
     def _conversation(
-        self, t: int, id: int, state: Mapping[str, Tensor], delivery: Delivery, pauses: bool
+        self, t: int, id: int, state: Mapping[str, Tensor], delivery: Delivery, rests: Place | None
     ) -> Generator[Message, Message | None, Outcome]:
         client = self._client(t, id, state, delivery)
         end = ClientEnd(self.setup.settings.codecs, id, t, below("codec/", state), len(client.examples))
+        del state  # so that what moves away is freed
+        awake = True
         local_round = begun(self.setup.algorithm, client, t)
         reply: Message | None = None
         while True:
             with client.meter.watching() if delivery.measured == id else nullcontext():
-                upload = advance(local_round, reply, pauses=pauses)
+                upload = advance(local_round, reply, pauses=rests is not None)
             if upload is None:
                 break
             if upload is PAUSE:
                 reply = None
+                if awake and rests is not None:
+                    client.rest(rests)
+                    awake = False
                 yield PAUSE
                 continue
             # An upload has the number of its local step, which sets the S-server's learning rate.

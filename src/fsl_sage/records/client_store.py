@@ -35,6 +35,7 @@ from torch import Tensor
 from fsl_sage.errors import InputError, TrainingError
 from fsl_sage.reading import short
 from fsl_sage.records.files import PART, check_seal, load_tensors, save_by_content, sync_directory, sync_file
+from fsl_sage.records.resting import RestingPlace
 from fsl_sage.wire.message import Tensors, nbytes
 
 Named = dict[str, list[str]]
@@ -75,6 +76,10 @@ class ClientStore(Mapping[int, Tensors]):
     def keep_in(self, directory: Path) -> None:
         """Say where files may be written. Without a place all states stay in memory."""
         self._directory = directory
+
+    def resting_place(self) -> RestingPlace:
+        """Memory for what the clients of a round hold while they wait, in files beyond the limit of states."""
+        return RestingPlace(self._directory, self._limit)
 
     def __iter__(self) -> Iterator[int]:
         return iter(sorted({*self._memory, *self._files}))

@@ -222,6 +222,19 @@ class Client(ClientRole):
     def _trained(self) -> list[Replica]:
         return [replica for replica in self._parts.values() if replica.optimizer is not None]
 
+    def rest(self, place: Callable[[int], Tensor | None]) -> None:
+        """Move weights and what optimizers remember to other memory, if there is some: while no graph is open.
+
+        Args:
+            place: Takes a number of bytes and gives that memory, uint8; or None, and all stays where it is.
+        """
+        held = [tensor for replica in self._trained() for tensor in replica.held()]
+        memory = place(sum(_aligned(tensor.nbytes) for tensor in held))
+        if memory is not None:
+            room = _Room(memory)
+            for replica in self._trained():
+                replica.move(room.copied)
+
     # Steps without a backward pass
 
     @torch.no_grad()
@@ -317,6 +330,29 @@ class Client(ClientRole):
                 own = {name: tensor for name, tensor in weights.items() if name not in travels}
             state |= {f"own/{part}/{name}": tensor for name, tensor in own.items()}
         return state
+
+
+ALIGNMENT = 64
+"""Of tensors in memory, in bytes, as torch's own: products of other addresses may have other last bits."""
+
+
+class _Room:
+    """Memory that copies of tensors fill, one behind the other."""
+
+    def __init__(self, memory: Tensor) -> None:
+        self._free = memory
+
+    def copied(self, tensor: Tensor) -> Tensor:
+        """A copy of the tensor there, in the same layout; a tensor that has gaps stays as it is."""
+        last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        if last + 1 != tensor.numel():
+            return tensor
+        taken, self._free = self._free[: tensor.nbytes], self._free[_aligned(tensor.nbytes) :]
+        return taken.view(tensor.dtype).as_strided(tensor.shape, tensor.stride()).copy_(tensor)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 HELD = "held/"

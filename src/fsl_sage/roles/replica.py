@@ -151,6 +151,17 @@ class Replica:
         for name, parameter in other.parameters().items():
             self.parameters()[name].grad = parameter.grad
 
+    def held(self) -> list[Tensor]:
+        """The tensors themselves of weights, buffers and the optimizer: all that this replica has in memory."""
+        return [*self.tensors.values(), *self.optimizer_state().values()]
+
+    def move(self, copied: Callable[[Tensor], Tensor]) -> None:
+        """Hold copies of all that `held` has; what was held is let go."""
+        for tensor in self.tensors.values():
+            tensor.data = copied(tensor.detach())
+        # Others in their place: a tensor that was read from a file refers to all of it, whatever its data are.
+        self.load_optimizer_state({path: copied(tensor) for path, tensor in self.optimizer_state().items()})
+
     def optimizer_state(self) -> Tensors:
         """The optimizer's state as a flat dict "weight's name/entry"."""
         if self.optimizer is None:
