@@ -57,8 +57,8 @@ def note(what: str, value: float, goal: Goal | None = None) -> None:
     LINES.append(Line(what, value, goal))
 
 
-def summary() -> None:
-    """Print the table of all figures that were noted, and write it down with the machine's description."""
+def summary(seconds: float) -> None:
+    """Print the table of all figures that were noted, and write it down with the machine and the time it took."""
     table = Table("ratio", "measured", "goal", "", title="All ratios of this run")
     for line in LINES:
         table.add_row(line.what, f"{line.value:.2f}", str(line.goal or ""), line.verdict)
@@ -66,7 +66,7 @@ def summary() -> None:
     RECORD.parent.mkdir(exist_ok=True)
     rows = "".join(f"| {each.what} | {each.value:.2f} | {each.goal or ''} | {each.verdict} |\n" for each in LINES)
     RECORD.write_text(
-        f"# Ratios\n\nPrinted by `make bench` on {date.today()}: {_machine()}.\n\n"
+        f"# Ratios\n\nPrinted by `make bench` on {date.today()} in {seconds / 60:.0f} minutes: {_machine()}.\n\n"
         f"| ratio | measured | goal | |\n|---|---:|---|---|\n{rows}"
     )
     CONSOLE.print(f"The table is in {RECORD.relative_to(Path(__file__).parents[1])}.")

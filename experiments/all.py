@@ -57,6 +57,7 @@ STUDIES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     IMAGES: {"": (f"cpu/{IMAGES}",)},
     "cifar10-10k-true-gradients": {"": (f"cpu/{IMAGES}", "--algorithms", "experiments.controls:TrueGradients", *BOTH)},
+    "cifar10-10k-bf16": {"": (f"cpu/{IMAGES}", *FSL_SAGE, "--alpha", "iid", "--precision", "bf16")},
     "fewer-bytes": {
         "plain": ("cpu/fewer-bytes", *FSL_SAGE, "--seeds", "1", "2", "3"),
         "small-every-step": ("cpu/fewer-bytes", *FSL_SAGE, "--seeds", "1", "2", "3", *SMALL, "--upload-every", "1"),
