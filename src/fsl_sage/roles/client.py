@@ -223,11 +223,13 @@ class Client(ClientRole):
         return [replica for replica in self._parts.values() if replica.optimizer is not None]
 
     def rest(self, place: Callable[[int], Tensor | None]) -> None:
-        """Move weights and what optimizers remember to other memory, if there is some: while no graph is open.
+        """Move weights and what optimizers remember to other memory of the CPU, if there is some; no graph may be open.
 
         Args:
             place: Takes a number of bytes and gives that memory, uint8; or None, and all stays where it is.
         """
+        if self._settings.device.type != "cpu":
+            return
         held = [tensor for replica in self._trained() for tensor in replica.held()]
         memory = place(sum(_aligned(tensor.nbytes) for tensor in held))
         if memory is not None:
