@@ -129,4 +129,11 @@ def test_the_page_of_one_run_is_drawn(tmp_path):
         page.until("document.querySelectorAll('#curves .scatterlayer .trace').length === 1")
         assert [line["name"] for line in lines(page)] == ["FedAvg"]
         assert page.value("document.querySelectorAll('select').length") == 0
+        light = page.value("[curves.layout.paper_bgcolor, curves.data[0].line.color]")
+        page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
+        page.until("curves.layout.paper_bgcolor !== '#ffffff'")  # a page that is open turns with the system
+        dark = page.value("[curves.layout.paper_bgcolor, curves.data[0].line.color]")
+        assert light == ["#ffffff", "#E69F00"]
+        assert dark == ["#161b22", "#eebc4d"]
+        assert page.value("getComputedStyle(document.body).color") == "rgb(230, 234, 241)"
         assert page.problems == []

@@ -15,6 +15,18 @@
   const POINTS = ["memory", "flops"];  // one number for a whole series: the best value of any round stands over it
   const state = { metric: 0, x: "gib", xScale: "linear", yScale: "linear", by: "algorithm", setting: 0, algorithm: 0 };
 
+  const dark = matchMedia("screen and (prefers-color-scheme: dark)");
+
+  function colour(name) {  // of the page, by its name in the style sheet
+    return getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
+  }
+
+  function lit(hex) {  // a line's colour, lighter where the ground is dark
+    if (!dark.matches) return hex;
+    const part = (place) => Math.round(parseInt(hex.slice(place, place + 2), 16) * 0.7 + 255 * 0.3);
+    return "#" + [1, 3, 5].map((place) => part(place).toString(16).padStart(2, "0")).join("");
+  }
+
   const hidden = new Set();  // names that the reader has put away, also while another metric does without them
 
   function visible(style) {
@@ -39,10 +51,10 @@
 
   function look(one, place, count) {
     const algorithm = data.algorithms[one.algorithm];
-    if (state.by === "algorithm") return { name: algorithm.name, colour: algorithm.colour, dash: algorithm.dash };
+    if (state.by === "algorithm") return { name: algorithm.name, colour: lit(algorithm.colour), dash: algorithm.dash };
     const shades = data.shades;
     const shade = shades[count < 2 ? 0 : Math.round((place * (shades.length - 1)) / (count - 1))];
-    return { name: one.label || algorithm.name, colour: shade, dash: "solid" };
+    return { name: one.label || algorithm.name, colour: lit(shade), dash: "solid" };
   }
 
   function band(one, values, style) {
@@ -99,13 +111,14 @@
     const metric = data.metrics[state.metric];
     const view = JSON.stringify(state);
     const axis = {
-      gridcolor: "#e9ebef", linecolor: "#8a93a1", zeroline: false, ticks: "outside", tickcolor: "#8a93a1",
+      gridcolor: colour("line"), linecolor: colour("axis"), zeroline: false, ticks: "outside",
+      tickcolor: colour("axis"),
       automargin: true, uirevision: view,
     };
     return {
-      font: { family: getComputedStyle(document.body).fontFamily, size: 14, color: "#1d2430" },
-      paper_bgcolor: "#fff", plot_bgcolor: "#fff", margin: { l: 64, r: 16, t: 16, b: 56 }, hovermode: "closest",
-      hoverlabel: { bgcolor: "#fff", bordercolor: "#8a93a1", font: { color: "#1d2430" } },
+      font: { family: getComputedStyle(document.body).fontFamily, size: 14, color: colour("ink") },
+      paper_bgcolor: colour("paper"), plot_bgcolor: colour("paper"), margin: { l: 64, r: 16, t: 16, b: 56 }, hovermode: "closest",
+      hoverlabel: { bgcolor: colour("paper"), bordercolor: colour("axis"), font: { color: colour("ink") } },
       legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: { size: 14 } },
       xaxis: { ...axis, type: state.xScale, title: { text: AXES[state.x] } },
       yaxis: { ...axis, type: state.yScale, title: { text: metric.unit ? metric.label + ", " + metric.unit : metric.label } },
@@ -168,4 +181,5 @@
   }
   refresh();
   plot.on("plotly_restyle", remember);
+  dark.addEventListener("change", draw);
 })();
