@@ -28,6 +28,7 @@ SMALL = ("--codec.preset", "small")
 DRIFT = ("--align-when", "drift", "--align-below", "0.5", "--align-every", "2")
 HERON = ("--model.auxiliary", "linear", "--optimizer.lr", "1e-4", "--optimizer.server-lr", "1e-3")
 BOTH = ("--alpha", "iid", "0.1")
+TRUE_GRADIENTS = "experiments.controls:TrueGradients"  # what a perfect auxiliary would give
 FROZEN = ("--seeds", "1", "--optimizer.lr", "1e-30", "--optimizer.server-lr", "1e-3")  # clients that stand still
 DEEPER = ("--model.cut", "model.layers.9")
 
@@ -56,7 +57,7 @@ STUDIES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "linear": (f"cpu/{IMAGES}", *ONE, "--model.auxiliary", "linear"),
     },
     IMAGES: {"": (f"cpu/{IMAGES}",)},
-    "cifar10-10k-true-gradients": {"": (f"cpu/{IMAGES}", "--algorithms", "experiments.controls:TrueGradients", *BOTH)},
+    "cifar10-10k-true-gradients": {"": (f"cpu/{IMAGES}", "--algorithms", TRUE_GRADIENTS, "--seeds", "1", *BOTH)},
     "cifar10-10k-bf16": {"": (f"cpu/{IMAGES}", *FSL_SAGE, "--alpha", "iid", "--precision", "bf16")},
     "fewer-bytes": {
         "plain": ("cpu/fewer-bytes", *FSL_SAGE, "--seeds", "1", "2", "3"),
@@ -94,7 +95,7 @@ STUDIES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "paper-two-cores": {
         "estimated": ("paper/cifar10-two-cores",),
         "exact": ("paper/cifar10-two-cores", "--algorithms", "splitfed-ss", "fedavg", "--rounds", "50"),
-        "true": ("paper/cifar10-two-cores", "--algorithms", "experiments.controls:TrueGradients", "--rounds", "40"),
+        "true": ("paper/cifar10-two-cores", "--algorithms", TRUE_GRADIENTS, "--rounds", "40"),
         "skewed": ("paper/cifar10-two-cores", "--alpha", "0.1"),
     },
 }
