@@ -23,7 +23,6 @@ from benchmarks.timing import CONSOLE, Goal, compare, note
 from fsl_sage.algorithms import Algorithm
 from fsl_sage.config import AlignmentConfig, Config, DataConfig, GivenOptions, ModelConfig
 from fsl_sage.engines.base import Delivery, Setup
-from fsl_sage.engines.local import LocalEngine
 from fsl_sage.experiment import Federation, run
 from fsl_sage.experiment.setup import make_setup
 from fsl_sage.roles.replica import Slots
@@ -106,7 +105,7 @@ def exchanges(repeats: int = 15) -> None:
 
 
 def two_workers(repeats: int = 2) -> None:
-    """Two workers over one, on both engines, in rounds of FSL-SAGE that don't align.
+    """Two workers over one in rounds of FSL-SAGE that don't align.
 
     With batches of 256 clients have more of the work than with 64; 10 steps are half of the paper's round.
     """
@@ -116,18 +115,17 @@ def two_workers(repeats: int = 2) -> None:
     data = DataConfig(train_images=4 * 4 * 256, test_images=100)
     for batch_size, steps in ((256, 10), (64, 8)):
         config = replace(config_for("fsl-sage", "resnet18", batch_size), local_steps=steps, data=data)
-        for name, engine in (("ray", RayEngine), ("local", LocalEngine)):
-            sides = []
-            for workers in (2, 1):
-                setup = make_setup(replace(config, workers=workers))
-                federation = Federation(setup, engine(setup))
-                rounds = iter(range(1, 1000))  # round 0 would align
-                sides.append((federation, partial(_play, federation, rounds)))
-            ratio = compare(*(play for _, play in sides), repeats)
-            CONSOLE.print(f"  resnet18   fsl-sage   {steps:>2} x {batch_size:<3}   {name:<6} {ratio}")
-            note(f"two workers over one on {name}, {steps} steps of {batch_size}", ratio.median, Goal(0.6))
-            for federation, _ in sides:
-                federation.engine.close()
+        sides = []
+        for workers in (2, 1):
+            setup = make_setup(replace(config, workers=workers))
+            federation = Federation(setup, RayEngine(setup))
+            rounds = iter(range(1, 1000))  # round 0 would align
+            sides.append((federation, partial(_play, federation, rounds)))
+        ratio = compare(*(play for _, play in sides), repeats)
+        CONSOLE.print(f"  resnet18   fsl-sage   {steps:>2} x {batch_size:<3}   {ratio}")
+        note(f"two workers over one on Ray, {steps} steps of {batch_size}", ratio.median, Goal(0.6))
+        for federation, _ in sides:
+            federation.engine.close()
 
 
 def _play(federation, rounds) -> None:
@@ -198,7 +196,8 @@ def run_with(algorithm: str, clients: int) -> None:
         )
 
 
-def main() -> None:
+def main(with_memory: bool = False) -> None:
+    """Print all ratios; the memory of many clients, which takes minutes, only if asked for."""
     try:
         import ray
     except ImportError:
@@ -206,7 +205,8 @@ def main() -> None:
         return
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     torch.set_num_threads(1)
-    memory()
+    if with_memory:
+        memory()
     ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1")
     exchanges()
     two_workers()
@@ -217,4 +217,4 @@ if __name__ == "__main__":
     if sys.argv[1:]:
         run_with(sys.argv[1], int(sys.argv[2]))
     else:
-        main()
+        main(with_memory=True)

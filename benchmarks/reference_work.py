@@ -104,7 +104,7 @@ def settings(algorithm: str, batch_size: int) -> Config:
     return replace(config, clients=2, data=DataConfig(train_images=2 * 5 * batch_size, test_images=100))
 
 
-def main(repeats: int = 3) -> None:
+def main(repeats: int = 2) -> None:
     """Print how many times as fast a round of each algorithm is."""
     threads = torch.get_num_threads()
     prepare_process(threads=1)
@@ -124,5 +124,5 @@ def main(repeats: int = 3) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=2)
     main(parser.parse_args().repeats)
