@@ -140,6 +140,7 @@ class _OwnAuxiliary(nn.Module):
 
     @training.setter
     def training(self, mode: bool) -> None:
+        """Set the flag of the user's module."""
         if _MODULE in self.__dict__:  # else it is being made
             self.__dict__[_MODULE].training = mode
 

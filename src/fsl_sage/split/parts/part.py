@@ -66,6 +66,7 @@ class Part(nn.Module):
 
     @training.setter
     def training(self, mode: bool) -> None:
+        """Set the model's flag."""
         if _PASSAGE in self.__dict__:  # else the part is being made
             passage(self).model.training = mode
 

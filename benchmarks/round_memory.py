@@ -1,0 +1,59 @@
+"""The peak memory of rounds over that of the same algorithm as it is usually written.
+
+    python -m benchmarks.round_memory
+
+Ten clients with a batch of 256 images each, ResNet-18, one thread, two rounds, each side in a process of its own. The
+usual way is that of `benchmarks.reference_work`: a copy of every module and optimizer for each client, clients one
+after the other. Printed is the most resident memory of either process (Linux, macOS), with all that Python and torch
+take, which both have; the ratio is ours over theirs.
+"""
+
+import resource
+import subprocess
+import sys
+from dataclasses import replace
+
+from benchmarks.reference_work import UsualWay, plain
+from benchmarks.rounds import ALGORITHMS, Ours, config_for
+from benchmarks.timing import CONSOLE, Goal, note
+from fsl_sage.config import DataConfig
+from fsl_sage.engines.process import prepare_process
+from fsl_sage.experiment.setup import make_setup
+
+CLIENTS, BATCH, ROUNDS = 10, 256, 2
+UNIT = 1 if sys.platform == "darwin" else 1024
+"""Bytes of the system's figure."""
+
+
+def play(algorithm: str, side: str) -> int:
+    """Play the rounds in this process; returns its peak in bytes."""
+    prepare_process(threads=1)
+    data = DataConfig(train_images=CLIENTS * BATCH, test_images=100)
+    config = replace(config_for(algorithm, "resnet18", BATCH), clients=CLIENTS, data=data)
+    rounds = Ours(make_setup(config)) if side == "ours" else UsualWay(make_setup(plain(config)))
+    for _ in range(ROUNDS):
+        rounds.play()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * UNIT
+
+
+def peak(algorithm: str, side: str) -> int:
+    """The same in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.round_memory", algorithm, side]
+    said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    return int(said.splitlines()[-1])
+
+
+def main() -> None:
+    """Print both sides of every algorithm."""
+    CONSOLE.print("\n[bold]Peak memory of rounds over that of the usual way[/] (ten clients, batch 256; at most 1)")
+    for algorithm in ALGORITHMS:
+        ours, usual = (peak(algorithm, side) for side in ("ours", "usual"))
+        CONSOLE.print(f"  {algorithm:<12} {ours / usual:.2f} ({ours / 1e9:.2f} GB / {usual / 1e9:.2f} GB)")
+        note(f"peak memory of a round of {algorithm} over the usual way's", ours / usual, Goal(1))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        print(play(*sys.argv[1:]))
+    else:
+        main()
