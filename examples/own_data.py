@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from fsl_sage import Config, Score, TensorProblem, run
+from fsl_sage import Config, OptimizerConfig, Score, TensorProblem, run
 
 
 def make_model():
@@ -30,5 +30,6 @@ problem = TensorProblem(
 )
 
 if __name__ == "__main__":
-    result = run(Config(clients=5, rounds=5, batch_size=20), problem=problem)
+    config = Config(clients=5, rounds=10, batch_size=20, optimizer=OptimizerConfig(lr=0.01))
+    result = run(config, problem=problem)
     print(f"distance {result.metrics[0]['test_distance']:.2f} -> {result.best_score:.2f}")

@@ -620,8 +620,13 @@ def test_group_norm_in_its_place(tiny):
 
 
 def test_every_partition_runs(tiny):
-    for kind in ("iid", "dirichlet", "shards"):
-        assert run(tiny(rounds=1, data={"partition": kind, "alpha": 0.1})).metrics
+    for data in ({"partition": "iid"}, {"partition": "dirichlet", "alpha": 0.1}, {"partition": "shards"}):
+        assert run(tiny(rounds=1, data=data)).metrics
+
+
+def test_an_alpha_that_no_partition_goes_by_is_told(tiny):
+    with pytest.warns(RunWarning, match=r"--data\.alpha 0\.1 has no effect: the partition is shards"):
+        run(tiny(rounds=1, data={"partition": "shards", "alpha": 0.1}))
 
 
 def test_a_fixed_number_of_local_steps(tiny):

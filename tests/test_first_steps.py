@@ -81,6 +81,9 @@ def test_one_path_is_not_a_row_of_letters(tiny, picture):
 def test_a_command_to_copy_is_quoted(tiny, tmp_path):
     out = tmp_path / "my first run"
     run(tiny(out=out))
+    with pytest.raises(InputError, match=rf"{out} already holds a run, which is finished: give another --out"):
+        run(tiny(out=out))
+    (out / "result.json").unlink()
     with pytest.raises(InputError, match=rf"resume it with 'fsl-sage resume '{out}''"):
         run(tiny(out=out))
 

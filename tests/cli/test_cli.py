@@ -272,3 +272,23 @@ def test_a_preset_may_stand_behind_options(tmp_path):
         parse(CostArguments, "cost", ["--clients", "3", "nope.toml"])
     _, grid = parse_comparison(["--algorithms=fedavg", "fsl-sage", "--align-every", "2"])
     assert grid.algorithms == ("fedavg", "fsl-sage")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--rounds", "two"], "'two' is not a whole number"),
+        (["--optimizer.lr", "0,001"], "'0,001' is not a number such"),
+    ],
+)
+def test_a_word_that_is_no_number_is_refused_in_plain_words(words, told, capsys):
+    with pytest.raises(SystemExit):
+        parse(RunArguments, "run", words)
+    said = capsys.readouterr()
+    assert told in said.out + said.err
+
+
+@pytest.mark.parametrize("name", ["--algorithms", "--seeds", "--alpha"])
+def test_a_list_of_a_comparison_has_a_value(name):
+    with pytest.raises(InputError, match=f"{name} stands there without a value"):
+        parse_comparison([name, "--rounds", "2"])

@@ -65,7 +65,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("my.toml", "PRESET.toml"):
         (tmp_path / name).write_text("rounds = 3\n")
     (tmp_path / "pairs.jsonl").write_text('{"prompt": "Food: Thai.", "completion": " Thai food."}\n')
-    (tmp_path / "mine.py").write_text(OWN)
+    for name in ("mine.py", "my_algorithm.py"):
+        (tmp_path / name).write_text(OWN)
     anchored = next(block for block in blocks(ROOT / "CONTRIBUTING.md") if block.language == "python")
     (tmp_path / "anchored.py").write_text(anchored.text)
     return tmp_path
@@ -102,7 +103,7 @@ def test_commands_are_accepted(page: Path, place: Path) -> None:
             accept([word.replace("/srv/test", str(place / "pairs.jsonl")) for word in words])
         except (Exception, SystemExit) as error:
             refused.append(f"{where}: fsl-sage {' '.join(words)}: {error}")
-    for name in ("mine", "anchored"):
+    for name in ("mine", "my_algorithm", "anchored"):
         sys.modules.pop(name, None)
     assert not refused
 
@@ -129,13 +130,16 @@ def test_the_three_snippets_of_the_readme_run(tmp_path: Path, monkeypatch: pytes
     readme = (ROOT / "README.md").read_text()
     section = readme[readme.index("## Your model, your data") :].split("\n## ")[0]
     model, problem, algorithm = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-    (tmp_path / "mine.py").write_text(f"{model}\n{algorithm}")
-    sys.modules.pop("mine", None)
+    (tmp_path / "mine.py").write_text(model)
+    (tmp_path / "my_algorithm.py").write_text(algorithm)
+    for name in ("mine", "my_algorithm"):
+        sys.modules.pop(name, None)
     data = DataConfig(train_images=120, test_images=40)
     own = ModelConfig(name="mine:Net", cut="0")
-    assert len(run(Config(algorithm="mine:Mine", rounds=1, clients=2, model=own, data=data)).metrics) == 1
+    assert len(run(Config(algorithm="my_algorithm:Mine", rounds=1, clients=2, model=own, data=data)).metrics) == 1
     exec(compile(problem, "README.md", "exec"), {})
-    sys.modules.pop("mine", None)
+    for name in ("mine", "my_algorithm"):
+        sys.modules.pop(name, None)
     assert float(capsys.readouterr().out) > 0
 
 

@@ -95,6 +95,52 @@ def test_what_does_not_fit_is_refused(tmp_path):
         run(small(tmp_path), problem=regression(metric=lambda output, y: output - y))
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model": deep(5, 1)()}, "is a Sequential: give a function or a class that makes it"),
+        ({"score": "test_error"}, r"score of a TensorProblem is test_error: give a fsl_sage\.Score"),
+        ({"train": X[:20]}, r"training data of a TensorProblem are a Tensor: give \(inputs, targets\)"),
+        ({"train": (X[:20], 3)}, "training targets of a TensorProblem are a int: give a tensor or array"),
+        ({"test": (X[20:] / 0, X[20:])}, "test inputs of a TensorProblem have NaN or infinite numbers"),
+        ({"train": (X[:20], X[:20].sqrt())}, "training targets of a TensorProblem have NaN"),
+    ],
+)
+def test_what_no_training_can_use_is_refused_at_once(changes, words):
+    with pytest.raises(InputError, match=words):
+        regression(**changes)
+
+
+def test_a_loss_that_is_no_mean_is_refused_and_the_directory_is_free_again(tmp_path):
+    with pytest.raises(InputError, match=r"The loss gave \[5, 1\]: it must give the mean over the batch"):
+        run(small(tmp_path), problem=regression(loss=lambda output, y: (output - y) ** 2))
+    run(small(tmp_path), problem=regression())
+
+
+def test_arrays_are_as_good_as_tensors(tmp_path):
+    y = X.sum(1, keepdim=True)
+    arrays = regression(train=(X[:20].numpy(), y[:20].numpy()), test=(X[20:].numpy(), y[20:].numpy()))
+    assert run(small(tmp_path), problem=arrays).metrics[-1]["test_error"] == pytest.approx(
+        run(small(tmp_path, out=str(tmp_path / "tensors")), problem=regression()).metrics[-1]["test_error"], rel=0
+    )
+
+
+def network():
+    return deep(5, 1)()
+
+
+def test_the_run_has_the_name_of_its_own_model(tmp_path):
+    assert run(small(tmp_path), problem=regression(model=network)).config.model.name == "network"
+    assert regression().model_name == "own model"
+    with pytest.raises(InputError, match=r"--model\.name small-cnn has no effect: .* has a model of its own"):
+        run(small(tmp_path, model={"name": "small-cnn"}, out=str(tmp_path / "other")), problem=regression())
+
+
+def test_what_makes_a_problem_is_not_one(tmp_path):
+    with pytest.raises(InputError, match=r"problem= is a function: give a fsl_sage\.Problem"):
+        run(small(tmp_path), problem=regression)
+
+
 def test_metrics_come_as_a_frame(tmp_path, monkeypatch):
     result = run(small(tmp_path), problem=regression())
     with monkeypatch.context() as patch:

@@ -45,7 +45,7 @@ from fsl_sage.experiment import Result, cost, part_sizes, resume, run
 from fsl_sage.experiment.cuts import Limits, cuts_of
 from fsl_sage.inference import evaluate, predict
 from fsl_sage.models.foreign import convert_weights
-from fsl_sage.problems.make import score_of
+from fsl_sage.problems.make import named, score_of
 from fsl_sage.problems.sources import MODELS, fetch
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.report.theory import as_plain, theory_of
@@ -100,11 +100,12 @@ def evaluate_command(args: Sequence[str]) -> None:
 def cost_command(args: Sequence[str]) -> None:
     """Print the bytes of a round for every algorithm, without training."""
     arguments = parse(CostArguments, "cost", args)
-    costs = cost(arguments.config)
+    config = named(arguments.config)
+    costs = cost(config)
     if arguments.json:
         print(json.dumps(costs, indent=2))
     else:
-        print_costs(OUT, costs, part_sizes(arguments.config), arguments.config)
+        print_costs(OUT, costs, part_sizes(config), config)
 
 
 def cuts_command(args: Sequence[str]) -> None:
@@ -115,15 +116,16 @@ def cuts_command(args: Sequence[str]) -> None:
         for name in ("client_memory", "uplink", "client_flops")
         if (text := getattr(arguments, name)) is not None
     }
-    limits, cuts = Limits(**given), cuts_of(arguments.config)
+    config = named(arguments.config)
+    limits, cuts = Limits(**given), cuts_of(config)
     if arguments.json:
-        print(json.dumps(as_json(cuts, limits, arguments.config.algorithm), indent=2))
+        print(json.dumps(as_json(cuts, limits, config.algorithm), indent=2))
     else:
-        print_cuts(OUT, arguments.config, cuts, limits)
+        print_cuts(OUT, config, cuts, limits)
     if arguments.figure is not None:
         from fsl_sage.cli.cuts_figure import cuts_figure
 
-        cuts_figure(arguments.figure, arguments.config, cuts, limits)
+        cuts_figure(arguments.figure, config, cuts, limits)
 
 
 def compare_command(args: Sequence[str]) -> None:

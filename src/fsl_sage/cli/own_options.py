@@ -10,6 +10,7 @@ import tyro
 from fsl_sage.algorithms import ALGORITHMS, Algorithm, find_algorithm, option_fields
 from fsl_sage.algorithms.options import owners, refuse_foreign
 from fsl_sage.cli.arguments import Flat
+from fsl_sage.cli.numbers import NUMBERS
 from fsl_sage.config import Config, GivenOptions, all_options, convert, defaults_of, option
 from fsl_sage.config.help import help_of
 
@@ -58,7 +59,7 @@ class OwnOptions:
         parsed = _derived(kind, [("config", Annotated[config, Flat], field(default_factory=config))])
         shared = _values(base, Config) | self._defaults(base)
         usual = parsed(**{**_values(default, kind), "config": config(**{**shared, "options": None})})
-        found: Any = tyro.cli(parsed, prog=prog, default=usual, args=list(args))
+        found: Any = tyro.cli(parsed, prog=prog, default=usual, args=list(args), registry=NUMBERS)
         own = {name: getattr(found.config, name) for name in self._owners}
         read = Config(**{**_values(found.config, Config), "options": self._given(own, base)})
         return kind(**{**_values(found, kind), "config": read})

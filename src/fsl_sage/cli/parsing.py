@@ -42,6 +42,9 @@ def parse_comparison(args: Sequence[str]) -> tuple[CompareArguments, Grid]:
     """The arguments of `compare` and its grid, which a preset's table [compare] may give."""
     source = _preset_of(args)
     grid = Grid() if source is None else load_grid(source)
+    for name in ("--algorithms", "--seeds", "--alpha"):
+        if name in args and not _words_after(name, args):
+            raise InputError(f"{name} stands there without a value: give one or more, or leave it out.")
     chosen = _words_after("--algorithms", args) or grid.algorithms or (_named_by(args, source),)
     own = OwnOptions(chosen, compared=True)
     default = CompareArguments(

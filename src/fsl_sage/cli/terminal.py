@@ -142,7 +142,7 @@ def print_summary(console: Console, directory: Path, config: Config, result: dic
         "figure": run.figure(score),
     }
     for name, file in files.items():  # outside of the table, which would cut off a long path
-        console.print(f"  {name:<16}{file}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"  {name:<18}{file}", highlight=False, markup=False, soft_wrap=True)
 
 
 def print_metrics(console: Console, run: RunDirectory, data: str, metrics: dict[str, Any]) -> None:

@@ -115,7 +115,7 @@ class Outcome:
     state: Tensors
 
 
-REMEDY = "A lower --optimizer.lr usually helps; the last checkpoint is kept."
+REMEDY = "A lower --optimizer.lr usually helps. A checkpoint, if there is one, is kept."
 """Advice for runs whose numbers are no longer finite."""
 
 

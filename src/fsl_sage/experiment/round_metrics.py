@@ -51,10 +51,7 @@ def finite(scores: dict[str, Any], t: int) -> dict[str, Any]:
     """Refuse metrics that are not finite: such a model must not reach a checkpoint."""
     for name, value in scores.items():
         if not isinstance(value, list) and not np.isfinite(value):
-            raise TrainingError(
-                f"The {name.replace('_', ' ')} became {value} in round {t}. A lower --optimizer.lr usually helps; "
-                "the last checkpoint is kept."
-            )
+            raise TrainingError(f"The {name.replace('_', ' ')} became {value} in round {t}. {REMEDY}")
     return scores
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from fsl_sage.activity import now, told_to
 from fsl_sage.algorithms import make_algorithm, resolve
 from fsl_sage.algorithms.looks import colour_of
-from fsl_sage.config import NO_PART_OF_THE_RESULT, Config, option, require_config
+from fsl_sage.config import NO_PART_OF_THE_RESULT, Config, DataConfig, option, require_config
 from fsl_sage.engines.base import Engine, LostError, Setup
 from fsl_sage.engines.local import LocalEngine
 from fsl_sage.engines.process import prefer_huge_pages
@@ -57,6 +57,8 @@ def run(config: Config, callbacks: Sequence[Tracker] = (), *, problem: Problem |
         The finished run: its directory, its metrics round by round, and which rule ended it.
     """
     require_config(config, "run")
+    if problem is not None and not isinstance(problem, Problem):
+        raise InputError(f"problem= is a {type(problem).__name__}: give a fsl_sage.Problem, not what makes one.")
     config = resolve(named(config) if problem is None else problem.named(config))
     directory = RunDirectory.at(config)
     with directory.held():
@@ -329,6 +331,13 @@ def _build(engine: Callable[[Setup], Engine], directory: RunDirectory, config: C
         warn(
             "--precision bf16 does not pay here: this CPU has no products of bfloat16 numbers (AVX-512 BF16 or AMX). "
             "float32 is faster and keeps more digits.",
+            RunWarning,
+            stacklevel=5,
+        )
+    if config.data.partition != "dirichlet" and config.data.alpha != DataConfig.alpha:
+        warn(
+            f"--data.alpha {config.data.alpha:g} has no effect: the partition is {config.data.partition}. "
+            "--data.partition dirichlet goes by it.",
             RunWarning,
             stacklevel=5,
         )

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fsl_sage.config import Config, option
+from fsl_sage.config import Config, ModelConfig, option
 from fsl_sage.errors import InputError
 from fsl_sage.problems.partition import client_sizes, partition
 from fsl_sage.problems.score import ACCURACY, Score
@@ -228,8 +228,18 @@ class Problem(ABC):
 
     def named(self, config: Config) -> Config:
         """The configuration with the names of this problem and its model."""
-        data = replace(config.data, name=self.name)
-        return replace(config, data=data, model=replace(config.model, name=self.model_name or config.model.name))
+        return self.with_its_model(replace(config, data=replace(config.data, name=self.name)))
+
+    def with_its_model(self, config: Config) -> Config:
+        """The configuration with the name of the problem's own model, if it has one. Another name is refused."""
+        name = self.model_name
+        if name is None:
+            return config
+        if config.model.name not in (name, ModelConfig.name):
+            raise InputError(
+                f"--model.name {config.model.name} has no effect: {config.data.name} has a model of its own."
+            )
+        return replace(config, model=replace(config.model, name=name))
 
 
 def example_shapes(counts: Iterable[int]) -> list[Tensor]:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -12,6 +13,7 @@ from fsl_sage.errors import InputError
 from fsl_sage.precision import dtype_of
 from fsl_sage.problems.base import Batch, Problem, Task
 from fsl_sage.problems.score import Score
+from fsl_sage.reading import short
 
 TEST_BATCH = 256  # fixed, so that the scores have the same bits whatever the number of workers
 
@@ -23,9 +25,9 @@ class TensorProblem(Problem):
     """Tensors, a model, a loss and a score of your own.
 
     Args:
-        train: The inputs and targets of all clients together, [N, …] each.
+        train: The inputs and targets of all clients together, [N, …] each; tensors or NumPy arrays.
         test: Those of the test set.
-        model: Makes the unsplit model; it takes a batch of inputs.
+        model: Makes the unsplit model; it takes a batch of inputs. Its name is the model's in reports.
         loss: From the model's output and the targets of a batch to the mean loss over its examples, a scalar.
         metric: From the same to a number for each example, [B]; their mean over the test set is the headline score.
         score: The name of that score, and whether higher is better.
@@ -38,8 +40,8 @@ class TensorProblem(Problem):
 
     def __init__(
         self,
-        train: Pair,
-        test: Pair,
+        train: tuple[Tensor | np.ndarray, Tensor | np.ndarray],
+        test: tuple[Tensor | np.ndarray, Tensor | np.ndarray],
         model: Callable[[], nn.Module],
         loss: Callable[[Any, Tensor], Tensor],
         metric: Callable[[Any, Tensor], Tensor],
@@ -48,11 +50,16 @@ class TensorProblem(Problem):
         labels: Tensor | None = None,
         classes: tuple[str, ...] = (),
     ) -> None:
-        for kind, (x, y) in (("training", train), ("test", test)):
-            if len(x) != len(y) or not len(x):
-                raise InputError(f"There are {len(x)} {kind} inputs and {len(y)} targets: give one for each.")
-        self.train, self.test = train, test
+        self.train, self.test = _pair(train, "training"), _pair(test, "test")
+        if isinstance(model, nn.Module) or not callable(model):
+            raise InputError(
+                f"The model of a TensorProblem is a {type(model).__name__}: give a function or a class that makes it."
+            )
+        if not isinstance(score, Score):
+            raise InputError(f"The score of a TensorProblem is {short(score)}: give a fsl_sage.Score.")
         self.score, self.classes = score, classes
+        name = getattr(model, "__name__", "<lambda>")
+        self.model_name = "own model" if name == "<lambda>" else name
         self._model, self._loss, self._metric, self._cut, self._labels = model, loss, metric, cut, labels
 
     @property
@@ -118,7 +125,11 @@ class TensorTask(Task):
 
     def loss(self, output: Any, target: Mapping[str, Tensor]) -> Tensor:
         """As it was given."""
-        return self._loss(output, target["y"])
+        value = self._loss(output, target["y"])
+        if not isinstance(value, Tensor) or value.dim():
+            given = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise InputError(f"The loss gave {given}: it must give the mean over the batch, a tensor of one number.")
+        return value
 
     def terms(self, target: Mapping[str, Tensor]) -> int:
         """One term an example."""
@@ -140,7 +151,7 @@ class TensorTask(Task):
             raise InputError(
                 f"The metric gave {list(values.shape)} for {count} examples: it must give one number each."
             )
-        loss = self._loss(output, target["y"]).item() * count
+        loss = self.loss(output, target).item() * count
         return {"score": values.double().sum().item(), "loss": loss, "count": count}
 
     def summarise(self, sums: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,6 +160,23 @@ class TensorTask(Task):
 
     def _batch(self, x: Tensor, y: Tensor) -> Batch:
         return Batch(moved(x, self.device), {"y": moved(y, self.device)})
+
+
+def _pair(given: Any, kind: str) -> Pair:
+    """Inputs and targets as tensors; refused if they do not belong together or if numbers are missing."""
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise InputError(f"The {kind} data of a TensorProblem are a {type(given).__name__}: give (inputs, targets).")
+    x, y = (torch.as_tensor(each) if isinstance(each, np.ndarray) else each for each in given)
+    for what, tensor in (("inputs", x), ("targets", y)):
+        if not isinstance(tensor, Tensor) or not tensor.dim():
+            raise InputError(
+                f"The {kind} {what} of a TensorProblem are a {type(tensor).__name__}: give a tensor or array [N, …]."
+            )
+        if tensor.is_floating_point() and not tensor.is_meta and not bool(tensor.isfinite().all()):
+            raise InputError(f"The {kind} {what} of a TensorProblem have NaN or infinite numbers: replace them first.")
+    if len(x) != len(y) or not len(x):
+        raise InputError(f"There are {len(x)} {kind} inputs and {len(y)} targets: give one for each.")
+    return x, y
 
 
 def _precise(tensor: Tensor, config: Config) -> Tensor:

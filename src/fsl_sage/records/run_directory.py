@@ -150,9 +150,8 @@ class RunDirectory:
     def begin(self, config: Config) -> None:
         """Write down the configuration of a new run."""
         if self.config_file.exists():
-            raise InputError(
-                f"{self.path} already holds a run: resume it with '{self.resuming}', or give another --out."
-            )
+            going_on = ", which is finished:" if self.finished() else f": resume it with '{self.resuming}', or"
+            raise InputError(f"{self.path} already holds a run{going_on} give another --out.")
         if others := [path.name for path in self._taken if path.exists()]:
             raise InputError(
                 f"--out {self.path} holds {listed(others)} but no run, and a run would write over that: give another "

@@ -90,8 +90,8 @@ def images_in(arrays: dict[str, np.ndarray], x_key: str, y_key: str, path: Path)
     x, y = arrays[x_key], arrays[y_key]
     if x.dtype.kind + str(x.dtype.itemsize) not in _PIXELS or x.ndim not in (3, 4) or 0 in x.shape[1:]:
         raise InputError(
-            f"'{x_key}' in {path} is {x.dtype} {list(x.shape)}: images must be uint8 [N, H, W, C], or of 16-bit "
-            "integers or floating-point numbers"
+            f"'{x_key}' in {path} is {x.dtype} {list(x.shape)}: images must be uint8, 16-bit integers or "
+            "floating-point numbers, [N, H, W, C], [N, C, H, W] or [N, H, W]"
         )
     if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
         raise InputError(f"'{y_key}' in {path} is {y.dtype} {list(y.shape)}: labels must be integers [N]")

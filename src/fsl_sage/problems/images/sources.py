@@ -144,12 +144,20 @@ def _chosen(labels: Tensor, count: int | None, least: int, what: str, name: str,
     return None if count is None else subset(labels.numpy(), count, least, what, name, seed)
 
 
+_TABLES = (".csv", ".tsv", ".parquet", ".xlsx")
+
+
 def _unknown(name: str) -> UnknownSetError:
     path = Path(name).expanduser()
     kind = {".npz": "npz", ".jsonl": "jsonl"}.get(path.suffix, "folder" if path.is_dir() else None)
     if name and kind is not None and path.exists():
         return UnknownSetError(
             f"'{name}' is a {'folder' if path.is_dir() else 'file'}: to learn from it give {kind}:{name}."
+        )
+    if path.suffix.lower() in _TABLES:
+        return UnknownSetError(
+            f"'{name}' is a table, which is not read by itself: read it in a function that makes a TensorProblem, and "
+            "give --data.name MODULE:FUNCTION. docs/data.md has one."
         )
     if "." in name and ":" not in name:  # how a problem that was given as an object is recorded
         return UnknownSetError(

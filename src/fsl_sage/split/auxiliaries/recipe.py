@@ -112,7 +112,9 @@ class Recipes:
         if match := re.fullmatch(r"blocks:(\d+)", text):
             if not 0 < int(match[1]) <= len(blocks):
                 there = (
-                    f"{len(blocks)} blocks" if blocks else "no blocks but its head; 'full' or 'linear' is all there is"
+                    f"{len(blocks)} blocks"
+                    if blocks
+                    else "no blocks but its head; give --model.auxiliary linear or full"
                 )
                 raise SplitError(
                     f"the auxiliary '{spec}' asks for {match[1]} blocks; behind the cut the server has {there}"
