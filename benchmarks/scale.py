@@ -2,6 +2,7 @@
 
     python -m benchmarks.scale                 every case below: an hour and more, and up to 45 GB of disk
     python -m benchmarks.scale NAME ...        these cases
+    python -m benchmarks.scale --steps         what a client costs beside its steps: minutes, and 1 GB of disk
     python -m benchmarks.scale --list          their names
 
 Every case is a run in a process of its own, with random images, one worker and one thread. Printed are the peak of its
@@ -11,9 +12,14 @@ after each round, how many rounds share one by default, and the files of clients
 seconds, which other processes of the machine change less, without those of checkpoints, which by default take a
 twentieth at most.
 
-Cases of a pair do equal work in a round: as many steps on batches as large, by 10 clients or by 1,000.
+Cases of a pair do equal work in a round: as many steps on batches as large, by 10 clients or by 1,000. A client's
+state is read and written once in a round however many steps it takes, so the ratio falls with its steps: `--steps` has
+pairs of 100 clients with 1, 4 and 16 steps each over 10 clients with ten times as many, and times the parts of that
+work alone.
 """
 
+import hashlib
+import itertools
 import json
 import math
 import os
@@ -23,19 +29,22 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 
 from benchmarks.timing import CONSOLE
 from fsl_sage import Config, Tracker, run
 from fsl_sage.config import DataConfig, ModelConfig
+from fsl_sage.engines.process import keep_freed_memory
 from fsl_sage.experiment import runs
 from fsl_sage.experiment.checkpoints import SHARE, Checkpoints
+from fsl_sage.models.factory import make_model
 
 BATCH = 8
 TEST_IMAGES = 100
@@ -53,6 +62,8 @@ class Case:
     images: int = BATCH
     """Of each client."""
     rounds: int = 3
+    memory_mib: int = 1024
+    """For the states of all clients; what does not fit is in files."""
     options: tuple[tuple[str, Any], ...] = ()
 
 
@@ -81,6 +92,22 @@ PAIRS = {
     "fedavg reset, cohort 0.05": ("fedavg reset, 50 of 1,000", "fedavg reset, 10 of 10"),
     "fedavg reset, cohort 1.0": ("fedavg reset, 1,000 of 1,000", "fedavg reset, 10 with equal work"),
 }
+
+
+def by_steps(name: str, case: Case) -> tuple[dict[str, Case], dict[str, tuple[str, str]]]:
+    """Cases and pairs of 100 clients with 1, 4 and 16 steps in a round, over 10 clients with ten times as many."""
+    cases, pairs = {}, {}
+    for steps in (1, 4, 16):
+        many, few = f"{name}, 100 with {steps} steps", f"{name}, 10 with {10 * steps} steps"
+        cases[many] = replace(case, clients=100, images=steps * BATCH)
+        cases[few] = replace(case, clients=10, images=10 * steps * BATCH)
+        pairs[f"{name}, {steps} steps of each"] = (many, few)
+    return cases, pairs
+
+
+SAGE_STEPS, SAGE_PAIRS = by_steps("fsl-sage", Case("fsl-sage", 100, rounds=2, memory_mib=0, options=FEW))
+FEDAVG_STEPS, FEDAVG_PAIRS = by_steps("fedavg reset", Case("fedavg", 100, optimizer="reset", rounds=2))
+STEPS = SAGE_STEPS | FEDAVG_STEPS
 
 
 class Watch(Tracker):
@@ -131,6 +158,7 @@ def play(case: Case, folder: Path) -> dict[str, float]:
         batch_size=BATCH,
         rounds=case.rounds,
         workers=1,
+        client_memory_mib=case.memory_mib,
         checkpoint_every=1,  # by default there would be fewer, so that they take a twentieth of the time at most
         data=data,
         model=ModelConfig(name=case.model),
@@ -170,6 +198,34 @@ def measure(name: str) -> dict[str, float]:
         return {**json.loads(process.stdout.read().splitlines()[-1]), "memory": peak}
 
 
+def bare() -> None:
+    """Print the processor's time of what a client must have beside its steps, done alone: medians of 20."""
+    keep_freed_memory()  # as runs have it
+    torch.set_num_threads(1)
+    weights = [each.detach() for each in make_model("resnet18", 10, (3, 32, 32)).parameters()]
+    sums = [torch.zeros_like(each, dtype=torch.float64) for each in weights]
+    state = memoryview(torch.randn(1_366_144).numpy()).cast("B")  # what Adam remembers of the client part
+    with tempfile.TemporaryDirectory(dir=os.environ.get("FSL_SAGE_SCALE")) as folder:
+        count = itertools.count()
+        work: dict[str, Callable[[], object]] = {
+            "fedavg: copy the weights": lambda: [each.clone() for each in weights],
+            "fedavg: Adam's moments, new": lambda: [torch.zeros_like(each) for each in (*weights, *weights)],
+            "fedavg: add an update to the sum in float64": lambda: [
+                s.add_(w) for s, w in zip(sums, weights, strict=True)
+            ],
+            "fsl-sage: SHA-256 of the optimizer's state": lambda: hashlib.sha256(state).digest(),
+            "fsl-sage: write it to a new file": lambda: Path(folder, str(next(count))).write_bytes(state),
+        }
+        for name, does in work.items():
+            CONSOLE.print(f"  {name:46} {statistics.median(_cpu(does) for _ in range(20)) * 1000:5.1f} ms")
+
+
+def _cpu(does: Callable[[], object]) -> float:
+    start = time.process_time()
+    does()
+    return time.process_time() - start
+
+
 def rounds_of_one(part: float) -> int:
     """How many rounds share a checkpoint by default, if it takes this part of the time with one after each round."""
     alone = part / (1 - part)  # over the time of a round without it
@@ -187,6 +243,7 @@ def anonymous(pid: int) -> int:
 
 def main(names: list[str]) -> None:
     """Print each case, then the pairs."""
+    cases = CASES | STEPS
     found: dict[str, dict[str, float]] = {}
     for name in names:
         found[name] = own = measure(name)
@@ -197,11 +254,15 @@ def main(names: list[str]) -> None:
             f"clients' files {own['disk'] / 1e9:6.2f} GB",
             soft_wrap=True,
         )
-    for pair, (many, few) in PAIRS.items():
+    for pair, (many, few) in (PAIRS | SAGE_PAIRS | FEDAVG_PAIRS).items():
         if many in found and few in found:
-            ratio = found[many]["without"] / found[few]["without"]
+            longer, shorter = found[many]["without"], found[few]["without"]
+            clients = round(cases[many].clients * cases[many].cohort)
+            each = (longer - shorter) / (clients - cases[few].clients)
             CONSOLE.print(
-                f"  {pair}: 1,000 clients over 10, equal work: {ratio:.2f} (goal: at most 1.2)", soft_wrap=True
+                f"  {pair}: {clients} clients over {cases[few].clients}, equal work: {longer / shorter:.2f} "
+                f"(goal: at most 1.2), {each * 1000:.1f} ms for each client more",
+                soft_wrap=True,
             )
 
 
@@ -209,10 +270,13 @@ if __name__ == "__main__":
     arguments = sys.argv[1:]
     if arguments[:1] == ["--play"]:
         warnings.simplefilter("ignore")
-        print(json.dumps(play(CASES[arguments[1]], Path(arguments[2]))))
+        print(json.dumps(play((CASES | STEPS)[arguments[1]], Path(arguments[2]))))
     elif arguments == ["--list"]:
-        print("\n".join(CASES))
+        print("\n".join(CASES | STEPS))
     elif not Path("/proc/self/status").exists():
         sys.exit("It needs Linux, which tells how much memory of a process is in no file.")
+    elif arguments == ["--steps"]:
+        main(list(STEPS))
+        bare()
     else:
         main(arguments or list(CASES))
