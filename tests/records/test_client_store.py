@@ -208,7 +208,8 @@ def test_files_go_with_the_checkpoint(tiny):
 
 
 MOMENTS = {
-    "a version is written": (client_store, "save_by_content", 7),
+    "a version is written": (client_store, "save_draft", 7),
+    "a version is sealed": (client_store, "seal_draft", 6),
     "between a version and the next": (ClientStore, "put", 6),
     "all versions are written": (ClientStore, "seal", 3),
     "the checkpoint is written": (RunDirectory, "save_checkpoint", 3),
@@ -261,7 +262,7 @@ def test_a_run_is_resumed_with_another_limit(tiny, finished, monkeypatch):
 @pytest.mark.slow
 def test_a_full_disk_keeps_the_last_checkpoint(tiny, finished, monkeypatch):
     whole, config = finished(rounds=3), tiny(rounds=3, client_memory_mib=0)
-    write, times = client_store.save_by_content, []
+    write, times = client_store.save_draft, []
 
     def full(*arguments):
         times.append(1)
@@ -270,7 +271,7 @@ def test_a_full_disk_keeps_the_last_checkpoint(tiny, finished, monkeypatch):
         return write(*arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(client_store, "save_by_content", full)
+        patched.setattr(client_store, "save_draft", full)
         with pytest.raises(TrainingError, match=rf"part cannot be written: No space .* 'fsl-sage resume {config.out}'"):
             run(config)
     resume(config.out)

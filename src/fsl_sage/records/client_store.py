@@ -5,13 +5,16 @@ a file of RUN/clients from then on, written by the thread that ran the client:
 
     ID-SHA256.safetensors       the state of client ID
     shared-SHA256.safetensors   what several clients have as one, such as an auxiliary for all
+    ID-NUMBER.part              a draft: a newer version that no checkpoint names yet
 
-A file is written once and never changed: its name has the SHA-256 of its content. A state that has changed is another
-file, and a checkpoint names the files that belong to it. So a kill at any moment leaves everything that the last
-checkpoint names as it was, and a checkpoint writes only what has changed since the one before.
+The numbers of a file are written once and never changed. A state that has changed is another file, and a checkpoint
+names the files that belong to it. So a kill at any moment leaves everything that the last checkpoint names as it was,
+and a checkpoint writes only what has changed since the one before. Hashing a state takes longer than writing it, and
+where rounds share a checkpoint most versions are gone before one names them; so only those it names are hashed.
 
-1. `put` writes the new version of a state. The version before goes now if no checkpoint names it.
-2. `seal` waits until all versions are on the disk and returns their names; the checkpoint is written with them.
+1. `put` writes the new version of a state as a draft. The version before goes now if no checkpoint names it.
+2. `seal` hashes the drafts, gives them their names, and returns all names when the files are on the disk; the
+   checkpoint is written with them.
 3. `settle`, when that checkpoint is in its place, removes the files that it does not name.
 4. `load`, for a resumed run, refuses names whose files are lost or damaged, and removes the others.
 
@@ -19,13 +22,14 @@ There are at most two versions of a state, so the disk needs twice the bytes of 
 privately: pages are read when they are used, and what a running client changes is memory of its own, never the file.
 """
 
+import itertools
 import re
 import shlex
 import threading
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from weakref import ref
@@ -34,7 +38,15 @@ from torch import Tensor
 
 from fsl_sage.errors import InputError, TrainingError
 from fsl_sage.reading import short
-from fsl_sage.records.files import PART, check_seal, load_tensors, save_by_content, sync_directory, sync_file
+from fsl_sage.records.files import (
+    PART,
+    check_seal,
+    load_tensors,
+    save_draft,
+    seal_draft,
+    sync_directory,
+    sync_file,
+)
 from fsl_sage.records.resting import RestingPlace
 from fsl_sage.wire.message import Tensors, nbytes
 
@@ -70,6 +82,7 @@ class ClientStore(Mapping[int, Tensors]):
         """Tensors that several clients have, by their identities."""
         self._opened: dict[str, Tensors] = {}
         """The shared files that have been read."""
+        self._drafts = itertools.count()
         self._flushing: list[Future[None]] = []
         self._flusher: ThreadPoolExecutor | None = None
 
@@ -144,6 +157,7 @@ class ClientStore(Mapping[int, Tensors]):
         flushing, self._flushing = self._flushing, []
         for each in flushing:
             each.result()
+        self._seal_drafts()
         if self._files:
             sync_directory(self._place())
         return {str(client): list(names) for client, names in sorted(self._files.items())}
@@ -205,19 +219,41 @@ class ClientStore(Mapping[int, Tensors]):
         return {path: tensor for path, tensor in state.items() if path not in shared}, common
 
     def _write(self, owner: str, tensors: Tensors) -> str:
+        """Write a draft; returns its name."""
+        path = self._path(f"{owner}-{next(self._drafts)}{PART}")
+        with self._writing():
+            path.parent.mkdir(exist_ok=True)
+            save_draft(path, tensors)
+        with self._lock:
+            self._flusher = self._flusher or ThreadPoolExecutor(1, "flusher")
+            self._flushing.append(self._flusher.submit(_flush, path))
+        return path.name
+
+    def _seal_drafts(self) -> None:
+        """Give all drafts that are somebody's newest state the names that they keep."""
+        newest = dict.fromkeys(name for names in self._files.values() for name in names if name.endswith(PART))
+        with self._writing():
+            sealed = {name: self._sealed(name) for name in newest}
+        self._files = {client: [sealed.get(name, name) for name in names] for client, names in self._files.items()}
+        self._opened = {sealed.get(name, name): tensors for name, tensors in self._opened.items()}
+        for known in self._common.values():
+            known.name = sealed.get(known.name or "", known.name)
+
+    def _sealed(self, draft: str) -> str:
+        owner = draft.partition("-")[0]
+        return seal_draft(self._path(draft), lambda sha256: self._path(f"{owner}-{sha256}.safetensors")).name
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Turn an error of the disk into a sentence."""
         place = self._place()
         try:
-            place.mkdir(exist_ok=True)
-            path = save_by_content(lambda sha256: place / f"{owner}-{sha256}.safetensors", tensors)
+            yield
         except OSError as error:
             raise TrainingError(
                 f"{error.filename or place} cannot be written: {error.strerror or error}. The last checkpoint is kept: "
                 f"fix that, then continue with 'fsl-sage resume {shlex.quote(str(place.parent))}'."
             ) from None
-        with self._lock:
-            self._flusher = self._flusher or ThreadPoolExecutor(1, "flusher")
-            self._flushing.append(self._flusher.submit(_flush, path))
-        return path.name
 
     def _write_common(self, group: Tensors, known: "_Common") -> str:
         with known.lock:

@@ -6,7 +6,6 @@ import io
 import json
 import os
 import re
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -125,22 +124,51 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], values: Any = None) 
         _write_sealed(file, tensors, values)
 
 
-def save_by_content(place: Callable[[str], Path], tensors: Mapping[str, Tensor]) -> Path:
-    """A file as `save_tensors` writes it whose name says what is in it; it is not flushed to disk.
+def save_draft(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """A file as `save_tensors` writes it, but without its SHA-256 and not flushed to disk: `seal_draft` does both.
 
     Args:
-        place: From the SHA-256 of the content to the file's path.
+        path: Where it is written, in place.
         tensors: What is written. One after the other is made contiguous, so no second copy of all is in memory.
     """
-    temporary = place(f"{os.getpid()}-{threading.get_ident()}").with_suffix(PART)
-    with _partial(temporary), open(temporary, "wb") as file:
-        path = place(_write_sealed(file, tensors, None))
-    os.replace(temporary, path)
+    with _partial(path), open(path, "wb") as file:
+        header, blocks = _pieces(tensors, None)
+        file.write(header)
+        for block in blocks:
+            file.write(block)
+
+
+def seal_draft(draft: Path, place: Callable[[str], Path]) -> Path:
+    """Write the SHA-256 of a draft into it, give it the name that says what is in it, and flush it to disk.
+
+    Args:
+        draft: What `save_draft` wrote. Who has it mapped into memory keeps it.
+        place: From the SHA-256 of the content to the file's path.
+    """
+    with open(draft, "r+b") as file:
+        header, whole = _hashed(file)
+        file.seek(header.index(_UNSEALED.encode()))
+        file.write(whole.encode())
+    path = place(whole)
+    os.replace(draft, path)
+    sync_file(path)
     return path
 
 
-def _write_sealed(file: IO[bytes], tensors: Mapping[str, Tensor], values: Any) -> str:
-    """Write header and tensors, then the SHA-256 into the header; returns it."""
+def _write_sealed(file: IO[bytes], tensors: Mapping[str, Tensor], values: Any) -> None:
+    """Write header and tensors, then the SHA-256 into the header."""
+    header, blocks = _pieces(tensors, values)
+    whole = hashlib.sha256(header)
+    file.write(header)
+    for block in blocks:
+        whole.update(block)
+        file.write(block)
+    file.seek(header.index(_UNSEALED.encode()))
+    file.write(whole.hexdigest().encode())
+
+
+def _pieces(tensors: Mapping[str, Tensor], values: Any) -> tuple[bytes, Iterator[memoryview]]:
+    """The header of a file, still without its SHA-256, and the numbers of its tensors, made one after the other."""
     first: dict[tuple[int, Any, Any], str] = {}
     same: dict[str, str] = {}
     distinct: Tensors = {}
@@ -156,15 +184,7 @@ def _write_sealed(file: IO[bytes], tensors: Mapping[str, Tensor], values: Any) -
         distinct, key=lambda name: (distinct[name].nbytes % ALIGNMENT > 0, ranks[distinct[name].dtype], name)
     )
     header = _header({name: distinct[name] for name in order}, {"values": json.dumps(values), "same": json.dumps(same)})
-    whole = hashlib.sha256(header)
-    file.write(header)
-    for name in order:
-        block = _numbers_of(distinct[name])
-        whole.update(block)
-        file.write(block)
-    file.seek(header.index(_UNSEALED.encode()))
-    file.write(whole.hexdigest().encode())
-    return whole.hexdigest()
+    return header, (_numbers_of(distinct[name]) for name in order)
 
 
 def _header(tensors: Tensors, metadata: Mapping[str, str]) -> bytes:
@@ -229,12 +249,7 @@ def _undamaged(path: Path) -> Iterator[None]:
 
 def _check_seal(path: Path, needed: bool) -> str:
     with open(path, "rb") as file:
-        start = file.read(8)
-        length = int.from_bytes(start, "little")
-        if len(start) < 8 or length > _LONGEST_HEADER:
-            raise ValueError("it has no header")
-        header = start + file.read(length)
-        written = dict(json.loads(header[8:]).get("__metadata__", {})).get(_SEAL)
+        written = _metadata(_header_of(file)).get(_SEAL)
         if written is None:
             if needed:
                 raise InputError(
@@ -242,15 +257,37 @@ def _check_seal(path: Path, needed: bool) -> str:
                     "Go on with that version, put an undamaged copy back, or start a new run."
                 )
             return ""
-        whole = hashlib.sha256(header.replace(str(written).encode(), _UNSEALED.encode(), 1))
-        while piece := file.read(1 << 20):
-            whole.update(piece)
-    if whole.hexdigest() != written:
+        file.seek(0)
+        _, whole = _hashed(file)
+    if whole != written:
         raise InputError(
             f"{path} is damaged: its content does not have the SHA-256 that was written with it. "
             "Put an undamaged copy back, or start a new run."
         )
     return str(written)
+
+
+def _hashed(file: IO[bytes]) -> tuple[bytes, str]:
+    """The header of a file without the SHA-256 that stands in it, and the SHA-256 of all of the file but that."""
+    header = _header_of(file)
+    header = header.replace(str(_metadata(header)[_SEAL]).encode(), _UNSEALED.encode(), 1)
+    whole = hashlib.sha256(header)
+    while piece := file.read(1 << 20):
+        whole.update(piece)
+    return header, whole.hexdigest()
+
+
+def _header_of(file: IO[bytes]) -> bytes:
+    """The header of a file, its length in front."""
+    start = file.read(8)
+    length = int.from_bytes(start, "little")
+    if len(start) < 8 or length > _LONGEST_HEADER:
+        raise ValueError("it has no header")
+    return start + file.read(length)
+
+
+def _metadata(header: bytes) -> dict[str, Any]:
+    return dict(json.loads(header[8:]).get("__metadata__", {}))
 
 
 def as_csv(rows: Iterable[Iterable[Any]]) -> str:
