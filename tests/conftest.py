@@ -153,12 +153,14 @@ def parts_cut_once(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-def _copied_parts(config: Config, problem: Problem, device: torch.device) -> dict[str, nn.Module]:
+def _copied_parts(
+    config: Config, problem: Problem, device: torch.device, *, needs_auxiliary: bool
+) -> dict[str, nn.Module]:
     if device == META or not isinstance(problem, ImageProblem) or config.model.name not in SMALL_MODELS:
-        return build_parts(config, problem, device)
+        return build_parts(config, problem, device, needs_auxiliary=needs_auxiliary)
     sizes = problem.sizes
-    kinds = (sizes.classes, sizes.image, config.alignment.loss)
+    kinds = (sizes.classes, sizes.image, config.alignment.loss, needs_auxiliary)
     key = (config.model, config.seed, config.precision, device, *kinds)  # all that they depend on
     if key not in _PARTS:
-        _PARTS[key] = build_parts(config, problem, device)
+        _PARTS[key] = build_parts(config, problem, device, needs_auxiliary=needs_auxiliary)
     return copy.deepcopy(_PARTS[key])

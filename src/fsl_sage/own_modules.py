@@ -31,6 +31,9 @@ def import_own(name: str, option: str) -> Any:
         option: The option that it was given by, for errors.
     """
     module, _, attribute = name.partition(":")
+    if module.startswith(".") or module.endswith(".py"):
+        own = Path(module).stem
+        raise InputError(f"{option} {name} is a file: give {own}:{attribute}, and {own}.py is found in this folder.")
     find_modules_in()
     _refuse_others(name, module.partition(".")[0], option)
     try:

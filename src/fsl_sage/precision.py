@@ -1,12 +1,29 @@
 """The precision in which a run computes, and the wider one in which it sums."""
 
+from typing import TypeVar
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+Module = TypeVar("Module", bound=nn.Module)
 
 
 def dtype_of(precision: str) -> torch.dtype:
     """The type of weights and images for `--precision`; bf16 keeps both in float32 and casts in forward passes."""
     return torch.float64 if precision == "float64" else torch.float32
+
+
+def with_precision(module: Module, dtype: torch.dtype, device: torch.device | None = None) -> Module:
+    """The module with its numbers in this precision, in place, and on this device if one is given.
+
+    Complex numbers stay complex; `module.to(dtype)` would drop their imaginary parts.
+    """
+
+    def converted(tensor: Tensor) -> Tensor:
+        kind = dtype if tensor.is_floating_point() else dtype.to_complex() if tensor.is_complex() else tensor.dtype
+        return tensor.to(device or tensor.device, kind)
+
+    return module._apply(converted)  # type: ignore[no-untyped-call]
 
 
 def multiplies_bfloat16() -> bool:

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 from fsl_sage import ALGORITHMS, Algorithm, Smashed
 from fsl_sage.engines.dry import DryEngine
 from fsl_sage.engines.local import LocalEngine
+from fsl_sage.errors import TrainingError
 from fsl_sage.experiment import Federation, resume, run
 from fsl_sage.experiment.setup import make_dry_setup, make_setup
 from fsl_sage.records.files import load_tensors
@@ -110,3 +111,28 @@ def test_any_loss_of_any_part_trains_it(tiny):
     cse = run(tiny(algorithm="cse-fsl", upload_every=1000))
     first, second = (load_tensors(result.model_file)[0] for result in (own, cse))
     assert all(torch.equal(first[name], second[name]) for name in first if name.startswith("block1"))
+
+
+class Twice(Algorithm):
+    """Uploads two halves of a batch in one step."""
+
+    averaged = holds = ("client",)
+    waits = False
+
+    def local_round(self, client, t):
+        for batch in client.batches(t):
+            z = client.forward(batch)
+            yield Smashed(z, batch.target)
+            yield Smashed(z, batch.target)
+            client.backward(z, tuple(torch.zeros_like(x) for x in z))
+            client.step()
+
+    def on_upload(self, server, client, upload):
+        server.learn(client, upload)
+
+
+def test_a_second_upload_of_a_step_is_refused(tiny, monkeypatch):
+    """It was taken for a repeat of the first, and dropped without a word."""
+    monkeypatch.setitem(ALGORITHMS, "twice", Twice)
+    with pytest.raises(TrainingError, match="twice uploads twice in one local step, and its clients do not wait"):
+        run(tiny(algorithm="twice", rounds=1))

@@ -42,3 +42,16 @@ def test_the_papers_run_stops_in_the_round_that_exceeds_its_budget():
 def test_in_bf16_the_ledger_is_what_the_cost_says(tiny, algorithm):
     config = tiny(algorithm=algorithm, precision="bf16", rounds=1)
     assert run(config).metrics[-1]["bytes_total"] == run_cost(config)["bytes_total"]
+
+
+def test_a_last_batch_of_one_sample_is_priced(tiny):
+    """BatchNorm does not train on one sample; FedGKT's features are those of an evaluation."""
+    config = tiny(algorithm="fedgkt", data={"train_images": 34}, clients=2)
+    assert cost(config, algorithms=["fedgkt"])["fedgkt"]["bytes_total"]
+
+
+def test_room_that_crowds_clients_out_makes_an_upper_bound(tiny):
+    options = {"scope": "client", "samples": 16}
+    for room, bound in ((20, True), (1000, False)):
+        config = tiny(alignment={**options, "total_samples": room})
+        assert cost(config, algorithms=["fsl-sage"])["fsl-sage"]["is_upper_bound"] is bound

@@ -109,3 +109,13 @@ def test_limits_mark_what_fits_and_the_recommendation_says_why(table):
     nothing = recommend(table, Limits(client_memory=1, client_flops=1), "fsl-sage")
     assert nothing.startswith("No cut fits")
     assert table[0].obstacles(Limits(uplink=1)) == ["uplink"]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"client_optimizer": "average"}, {"codec": {"preset": "balanced"}}], ids=["optimizers", "codecs"]
+)
+def test_bytes_that_are_not_in_proportion_are_those_of_a_round_there(tiny, changes):
+    config = tiny(algorithm="splitfed-ss", **changes)
+    for row in cuts_of(config)[2:7:2]:
+        there = replace(config, model=replace(config.model, cut=row.point.name))
+        assert row.round_bytes == {"splitfed-ss": cost(there, algorithms=["splitfed-ss"])["splitfed-ss"]["bytes_total"]}

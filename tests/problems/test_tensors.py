@@ -1,5 +1,6 @@
 """Problems of tensors: a table, several labels at once, a segmentation."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -158,3 +159,32 @@ def test_a_site_may_have_whole_numbers_that_the_test_set_has_not():
     task = regression(train=(X[:20], counts), test=(X[20:28], counts[:8])).make_task(Config(), CPU)
     assert task.complaint({"y": torch.tensor([19])}) is None
     assert "outside 0 to 19" in task.complaint({"y": torch.tensor([20])})
+
+
+@pytest.mark.parametrize("labels", [torch.arange(10), torch.arange(30), torch.zeros(20, 1).long(), torch.rand(20)])
+def test_labels_are_one_integer_for_each_example(labels):
+    """Fewer labels were taken for fewer examples, silently."""
+    with pytest.raises(InputError, match=r"goes by an integer for each of the 20 training examples"):
+        regression(labels=labels).divide(Config(clients=2))
+
+
+def test_labels_may_be_an_array():
+    shares = regression(labels=np.arange(20) % 2).divide(
+        from_dict({"clients": 2, "data": {"partition": "shards"}}, Config())
+    )
+    assert sorted(torch.cat(shares).tolist()) == list(range(20))
+
+
+def test_arrays_of_double_precision_are_taken(tmp_path):
+    """They are NumPy's usual ones."""
+    y = X.sum(1, keepdim=True).double().numpy()
+    x = X.double().numpy()
+    assert run(small(tmp_path), problem=regression(train=(x[:20], y[:20]), test=(x[20:], y[20:]))).metrics
+
+
+def test_a_target_is_one_of_the_problems_own_score(tmp_path):
+    result = run(small(tmp_path, target_accuracy=50.0), problem=regression())
+    assert len(result.metrics) == 1
+    right = Score("test_right", percent=True)
+    with pytest.raises(InputError, match="--target-accuracy"):
+        run(small(tmp_path, target_accuracy=50.0, out=str(tmp_path / "other")), problem=regression(score=right))

@@ -63,3 +63,11 @@ def test_frozen_weights_do_not_travel_and_tied_ones_travel_once():
     replica = Replica(slots, slots.tensors(), adam)
     replica.module()
     assert net[2].weight is net[1].weight is replica.tensors["1.weight"]
+
+
+def test_the_order_of_weights_is_the_models_not_that_of_a_file():
+    """The norm of all gradients, by which an alignment clips, is summed in this order."""
+    slots = Slots(module())
+    tensors = slots.tensors()
+    from_file = Replica(slots, dict(sorted(tensors.items(), reverse=True)), adam)
+    assert list(from_file.tensors) == list(Replica(slots, tensors, adam).tensors)

@@ -468,3 +468,12 @@ def test_noise_is_by_seed_transfer_client_round_and_step():
     drawn = [key.words(50).tolist() for key in keys]
     assert len({tuple(words) for words in drawn}) == len(keys)
     assert drawn[0] == Noise(0, "a", 1, 2, 3).words(50).tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.bool, torch.int64])
+def test_labels_of_any_integer_type_come_back_under_their_name(dtype):
+    codecs = Codecs(CodecConfig(labels="smallest"), 0, label_values=10)
+    labels = torch.tensor([1, 0, 1], dtype=dtype)
+    back = codecs.decode("labels", codecs.encode("up", "labels", {"labels": labels}, 0, 0, 0))
+    assert list(back) == ["labels"]
+    assert torch.equal(back["labels"], labels)

@@ -1,5 +1,7 @@
+import pytest
 import torch
 
+from fsl_sage.errors import InputError
 from fsl_sage.wire.ledger import BEFORE, Ledger
 from fsl_sage.wire.link import Link
 from fsl_sage.wire.message import AUXILIARY, CLIENT_MODEL, FIRST_DOWNLOAD, Message
@@ -130,3 +132,9 @@ def test_state_goes_through_a_checkpoint():
     for p in (post, again):
         play(p, 2, [1, 2])
     assert other.total == ledger.total - before
+
+
+@pytest.mark.parametrize("kind", ["soft/labels", "labels@change"])
+def test_a_kind_that_a_checkpoint_would_take_apart_is_refused(kind):
+    with pytest.raises(InputError, match="give it a name without / and @"):
+        Message({kind: {"x": torch.ones(2)}})

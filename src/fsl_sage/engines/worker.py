@@ -93,6 +93,7 @@ class Worker:
         awake = True
         local_round = begun(self.setup.algorithm, client, t)
         reply: Message | None = None
+        last_upload = -1
         while True:
             with client.meter.watching() if delivery.measured == id else nullcontext():
                 upload = advance(local_round, reply, pauses=rests is not None)
@@ -106,6 +107,12 @@ class Worker:
                 yield PAUSE
                 continue
             # An upload has the number of its local step, which sets the S-server's learning rate.
+            if client.step_index == last_upload and not self.setup.algorithm.waits_in(t):
+                raise InputError(
+                    f"{self.setup.settings.config.algorithm} uploads twice in one local step, and its clients do not wait: let "
+                    "one Message carry both, or set waits = True."
+                )
+            last_upload = client.step_index
             upload = replace(upload, values={**upload.values, "step": client.step_index})
             sent = yield end.send(upload, client.places)
             reply = end.receive(sent)

@@ -89,9 +89,18 @@ def _cost(config: Config, smashed: dict[tuple[str, Shapes], Smash], problem: Pro
 
 
 def _is_bound(setup: Setup) -> bool:
-    """Whether a run may send less: texts may be shorter, zstd compresses, and an alignment may not be needed."""
-    settings = setup.settings
-    return settings.task.sizes_are_bounds or settings.codecs.sizes_vary or setup.algorithm.sends_less
+    """Whether a run may send less: shorter texts, zstd, an alignment that is not needed or has no data."""
+    settings, algorithm = setup.settings, setup.algorithm
+    less = settings.task.sizes_are_bounds or settings.codecs.sizes_vary or algorithm.sends_less
+    return less or (algorithm.reads("alignment.total_samples") and _crowds_out(settings.config))
+
+
+def _crowds_out(config: Config) -> bool:
+    """Whether clients' uploads may make room for others' until nothing is left to align their own auxiliaries by."""
+    options = config.alignment
+    if options.scope != "client":
+        return False
+    return options.tokens is not None or config.clients * options.samples > options.total_samples
 
 
 def part_sizes(config: Config) -> dict[str, dict[str, int]]:

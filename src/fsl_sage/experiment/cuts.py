@@ -1,5 +1,6 @@
 """Where to cut a model: what every cut costs, which cuts fit given limits, and which one to take."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -8,8 +9,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from fsl_sage.algorithms import find_algorithm
-from fsl_sage.config import Config
-from fsl_sage.errors import InputError
+from fsl_sage.config import CodecConfig, Config
+from fsl_sage.errors import InputError, listed
 from fsl_sage.experiment.costs import cost
 from fsl_sage.experiment.planning import Planner, RidgeStates, auxiliary_states
 from fsl_sage.experiment.revealing import revealed
@@ -21,7 +22,16 @@ from fsl_sage.problems.parts import META, build_model
 from fsl_sage.roles.footprint import Footprint
 from fsl_sage.split import Analysis, AuxiliaryStates, CutPoint, SplitError, cut_points_of
 from fsl_sage.units import bytes_text
-from fsl_sage.wire.message import ACTIVATIONS, AUXILIARY, CLIENT_MODEL, CUT_GRADIENTS, DECODER, nbytes
+from fsl_sage.wire.message import (
+    ACTIVATIONS,
+    AUXILIARY,
+    CLIENT_MODEL,
+    CONTROL,
+    CUT_GRADIENTS,
+    DECODER,
+    OPTIMIZER_STATE,
+    nbytes,
+)
 
 
 @dataclass(frozen=True)
@@ -58,14 +68,18 @@ class CutCosts:
 
     def obstacles(self, limits: Limits) -> list[str]:
         """The limits that this cut exceeds: memory, uplink, FLOPs; or auxiliary, where it allows none."""
+        return [*self.excess(limits)]
+
+    def excess(self, limits: Limits) -> dict[str, float]:
+        """By the limit that this cut exceeds, how many times the limit it needs."""
         if self.client is None or self.sent is None:
-            return ["auxiliary"]
+            return {"auxiliary": math.inf}
         wanted = {
             "memory": (self.client.memory, limits.client_memory),
             "uplink": (self.sent, limits.uplink),
             "FLOPs": (self.client.step_flops, limits.client_flops),
         }
-        return [name for name, (need, limit) in wanted.items() if limit is not None and need > limit]
+        return {name: need / limit for name, (need, limit) in wanted.items() if limit is not None and need > limit}
 
 
 def cuts_of(config: Config) -> list[CutCosts]:
@@ -93,7 +107,10 @@ def cuts_of(config: Config) -> list[CutCosts]:
     known = max(travels, key=lambda name: sum(map(bool, travels[name].values())))
     costs = _without_decoders(config, cost(replace(config, model=replace(config.model, cut=known))))
     reveals = revealed(config, problem, points) if isinstance(problem, ImageProblem) else {}
-    rows = [_costs_at(config, costs, point, travels[point.name], travels[known]) for point in points]
+    if _in_proportion(config, costs):
+        rows = [_costs_at(config, costs, point, travels[point.name], travels[known]) for point in points]
+    else:
+        rows = [_priced(config, point) for point in points]
     plan = plan_of(config, problem, known)
     planned = [planner.at(plan, point.name) for point in points]
     return [
@@ -156,6 +173,27 @@ class _Travelling:
         return sum(tensor.numel() * tensor.element_size() for tensor in unique.values())
 
 
+def _in_proportion(config: Config, costs: dict[str, dict[str, Any]]) -> bool:
+    """Whether the bytes of every kind are in proportion to what travels, so that one cut tells those of all."""
+    kinds = {kind for name in costs if "server" not in find_algorithm(name).averaged for kind in costs[name]["by_kind"]}
+    return config.codec == CodecConfig() and not kinds & {OPTIMIZER_STATE, CONTROL}
+
+
+def _priced(config: Config, point: CutPoint) -> CutCosts:
+    """The costs at a cut by a dry round there, of the configuration's algorithm alone."""
+    name = config.algorithm
+    try:
+        row = cost(replace(config, model=replace(config.model, cut=point.name)), algorithms=[name])[name]
+    except SplitError:
+        return CutCosts(point, {_column(name): None}, None)
+    up, down = (sum(table[way] for table in row["by_kind"].values()) for way in ("up", "down"))
+    return CutCosts(point, {_column(name): up + down}, up // _cohort(config))
+
+
+def _cohort(config: Config) -> int:
+    return max(1, round(config.cohort * config.clients))
+
+
 def _costs_at(
     config: Config,
     costs: dict[str, dict[str, Any]],
@@ -187,8 +225,7 @@ def _costs_at(
     if here[AUXILIARY] is None:
         by_algorithm |= {name: None for name in by_algorithm if "auxiliary" in find_algorithm(name).holds}
     sent = scaled(costs[config.algorithm]["by_kind"], ("up",))
-    cohort = max(1, round(config.cohort * config.clients))
-    return CutCosts(point, by_algorithm, None if sent is None else sent // cohort)
+    return CutCosts(point, by_algorithm, None if sent is None else sent // _cohort(config))
 
 
 def best(cuts: Sequence[CutCosts], limits: Limits, algorithm: str) -> CutCosts | None:
@@ -220,19 +257,31 @@ def recommend(cuts: Sequence[CutCosts], limits: Limits, algorithm: str) -> str:
     if not possible:
         return "No cut has something to train at the client and such an auxiliary: --model.auxiliary chooses another."
     if chosen is None:
-        least = min(possible, key=lambda each: len(each.obstacles(limits)))
-        broken = " and ".join(least.obstacles(limits))
-        return f"No cut fits these limits; {least.point.name} comes closest, it only breaks {broken}."
-    out = sum(bool(each.obstacles(limits)) for each in possible)
-    among = f"Of the {len(possible) - out} cuts that fit ({out} do not)" if out else f"Of {len(possible)} cuts"
-    moved = chosen.round_bytes[_column(algorithm)] or 0
-    weighed = "" if chosen.revealed is None else ", weighed by what they reveal"
+        least = min(possible, key=lambda each: (len(each.excess(limits)), max(each.excess(limits).values())))
+        needs = [f"{_times(times)} the limit of {name}" for name, times in least.excess(limits).items()]
+        return f"No cut fits these limits; {least.point.name} comes closest: it needs {listed(needs)}."
     reveals = "" if chosen.revealed is None else f" It reveals {chosen.revealed:.2f} of 1."
+    moved = chosen.round_bytes[_column(algorithm)] or 0
     return (
-        f"Recommended: {chosen.point.name}. {among} a round of {algorithm} moves the fewest bytes there{weighed}: "
-        f"{bytes_text(moved)}; a client's step needs {_memory(chosen)} of memory."
-        f"{reveals}{_without_auxiliary(cuts, algorithm)}"
+        f"Recommended: {chosen.point.name}. {_reason(possible, chosen, limits, algorithm)}: {bytes_text(moved)}; a "
+        f"client's step needs {_memory(chosen)} of memory.{reveals}{_without_auxiliary(cuts, algorithm)}"
     )
+
+
+def _reason(possible: Sequence[CutCosts], chosen: CutCosts, limits: Limits, algorithm: str) -> str:
+    """Why this cut is the one to take; the bytes of a round there are to follow."""
+    out = sum(bool(each.obstacles(limits)) for each in possible)
+    others = f"({out} {'does' if out == 1 else 'do'} not)"
+    if len(possible) - out == 1:
+        fits = f" that fits {others}" if out else ""
+        return f"It is the only cut{fits}. The bytes of a round of {algorithm} there"
+    among = f"Of the {len(possible) - out} cuts that fit {others}" if out else f"Of {len(possible)} cuts"
+    weighed = "" if chosen.revealed is None else ", weighed by what they reveal"
+    return f"{among} a round of {algorithm} moves the fewest bytes there{weighed}"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:,.0f} times" if ratio >= 100 else f"{ratio:.{1 if ratio >= 10 else 2}f} times"
 
 
 def _memory(costs: CutCosts) -> str:

@@ -360,8 +360,16 @@ class Federation:
     def _evaluate(self, weights: Parts) -> dict[str, Any]:
         if not self.setup.settings.stays_local and not self.setup.algorithm.own_parts:
             return self.engine.evaluate(weights)
-        scores = [self.engine.evaluate(_overlay(weights, own)) for own in self.engine.local_tensors().values()]
+        scores = [self.engine.evaluate(_overlay(weights, self._own(x))) for x in self.engine.local_tensors().values()]
         return {name: mean_over_clients([score[name] for score in scores]) for name in scores[0]}
+
+    def _own(self, local: Parts) -> Parts:
+        """What of a client's tensors is its alone: parts that are never averaged, of others the statistics."""
+        apart, stays = self.setup.algorithm.own_parts, self.setup.settings.stays_local
+        return {
+            part: {name: x for name, x in own.items() if part in apart or name in stays.get(part, ())}
+            for part, own in local.items()
+        }
 
     def merged(self) -> Tensors:
         """The ordinary unsplit model's state; statistics that stay local are represented by their average.

@@ -16,7 +16,7 @@ from fsl_sage.experiment.client_cuts import client_cuts
 from fsl_sage.models import MODELS, statistics_names
 from fsl_sage.problems.base import Problem, example_shapes
 from fsl_sage.problems.make import make_dry_problem, make_problem
-from fsl_sage.problems.parts import META, build_decoder, build_held, build_parts, build_parts_at
+from fsl_sage.problems.parts import EXAMPLES_TO_CUT, META, build_decoder, build_held, build_parts, build_parts_at
 from fsl_sage.roles.client import local_batch_sizes
 from fsl_sage.roles.f_server import client_weights
 from fsl_sage.roles.replica import Slots
@@ -48,7 +48,8 @@ def make_setup(config: Config, problem: Problem | None = None, counts: Sequence[
         for cut, parts in at_cut.items():
             _check_trained(config, parts, cut)
         return _assemble(config, problem, _deepest(at_cut), examples, device, cuts, at_cut)
-    modules = _with_decoder(config, problem, build_parts(_as_read(config), problem, device), device)
+    modules = build_parts(_as_read(config), problem, device, needs_auxiliary=_has_auxiliary(config))
+    modules = _with_decoder(config, problem, modules, device)
     _check_trained(config, modules)
     _check_uploads(config, modules["client"])
     return _assemble(config, problem, modules, examples, device)
@@ -65,7 +66,7 @@ def make_dry_setup(config: Config, problem: Problem | None = None, counts: Seque
     if cuts := client_cuts(config, problem, examples):
         at_cut = build_parts_at(cuts, model_alone, problem, META)
         return _assemble(config, problem, _deepest(at_cut), examples, META, cuts, at_cut)
-    modules = _shape_parts(model_alone, problem, MODELS.get(config.model.name))
+    modules = _shape_parts(model_alone, problem, MODELS.get(config.model.name), _has_auxiliary(config))
     modules = _with_decoder(config, problem, modules, META)
     return _assemble(config, problem, modules, examples, META)
 
@@ -109,8 +110,12 @@ def check_structure(setup: Setup, shapes: Setup) -> None:
 
 
 @lru_cache(maxsize=16)  # the same for all algorithms and partitions that `cost` or a grid asks for
-def _shape_parts(config: Config, problem: Problem, factory: object) -> dict[str, nn.Module]:
-    return build_parts(config, problem, META)
+def _shape_parts(config: Config, problem: Problem, factory: object, needs_auxiliary: bool) -> dict[str, nn.Module]:
+    return build_parts(config, problem, META, needs_auxiliary=needs_auxiliary)
+
+
+def _has_auxiliary(config: Config) -> bool:
+    return "auxiliary" in make_algorithm(config).holds
 
 
 def _with_decoder(
@@ -197,6 +202,12 @@ def _check_uploads(config: Config, client: nn.Module) -> None:
             raise InputError(
                 f"{config.model.name} sends '{tensor.name}' across the cut once for a whole batch, so the samples of "
                 f"an upload cannot be told apart, as {algorithm.title} must: {freeze}cut elsewhere."
+            )
+        if algorithm.stores_uploads and (rows := tensor.shape[0] // EXAMPLES_TO_CUT) != 1:
+            raise InputError(
+                f"{config.model.name} sends '{tensor.name}' across the cut with {rows} rows for each sample in its "
+                f"first dimension, so the samples of an upload cannot be told apart, as {algorithm.title} must: let "
+                "the module at the cut return [samples, rows, ...], or cut elsewhere."
             )
 
 

@@ -15,7 +15,7 @@ from fsl_sage.devices import pick_device
 from fsl_sage.engines.process import threads
 from fsl_sage.errors import InputError
 from fsl_sage.inference.trained import Trained, load_trained
-from fsl_sage.precision import dtype_of
+from fsl_sage.precision import dtype_of, with_precision
 from fsl_sage.problems.base import Batch, Problem, Task
 from fsl_sage.problems.images.sites import load_unseen_images
 from fsl_sage.problems.make import make_problem
@@ -48,7 +48,7 @@ def evaluate(
     with RunDirectory(trained.directory).from_its_folder() if data is None else nullcontext():
         problem = problem or (make_problem(config) if data is None else _other(trained, data))
     device = pick_device(config.device)
-    model = trained.model.to(device=device, dtype=dtype_of(config.precision))
+    model = with_precision(trained.model, dtype_of(config.precision), device)
     task = problem.make_task(config, device)
     sums: dict[str, Any] = {}
     with threads(config.threads):

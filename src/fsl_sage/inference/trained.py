@@ -10,13 +10,14 @@ from fsl_sage.algorithms.names import known_algorithm
 from fsl_sage.config import Config
 from fsl_sage.devices import pick_device
 from fsl_sage.errors import InputError
+from fsl_sage.precision import dtype_of, with_precision
 from fsl_sage.problems.base import Problem
 from fsl_sage.problems.images.images import ImageTerms
 from fsl_sage.problems.make import problem_of_model
 from fsl_sage.problems.parts import build_model
 from fsl_sage.records.files import load_tensors
 from fsl_sage.records.run_directory import RunDirectory
-from fsl_sage.split.plan.split_plan import dtype_of
+from fsl_sage.wire.message import Tensors
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,11 @@ def load_trained(run: Path | str, *, best: bool = False, problem: Problem | None
             f"{directory.path} has no model of its own: with {config.algorithm} each client keeps its part, and "
             f"{directory.model_file.name} has them all, as clients/NUMBER/PART."
         )
-    weights, _ = load_tensors(_weights_file(directory, best))
+    weights = _weights(directory, best)
     terms = directory.inference()
     with directory.from_its_folder():
         model = build_model(config, problem or problem_of_model(config, terms), pick_device("cpu"))
-    model.to(dtype=dtype_of(config.precision))
+    with_precision(model, dtype_of(config.precision))
     _load(model, weights, config, directory.path)
     return Trained(directory.path, config, model.eval(), ImageTerms.of(terms))
 
@@ -66,6 +67,19 @@ def load_model(run: Path | str, *, best: bool = False, problem: Problem | None =
         problem: The problem that the run was started with, if one was given.
     """
     return load_trained(run, best=best, problem=problem).model
+
+
+def _weights(directory: RunDirectory, best: bool) -> Tensors:
+    """The weights that a run has kept; the best ones must be of the round that its result names."""
+    file = _weights_file(directory, best)
+    weights, values = load_tensors(file)
+    named = (directory.result() or {}).get("best_round") if best else None
+    if named is not None and values != {"round": named}:
+        raise InputError(
+            f"{file} is not the model of round {named}, which {directory.result_file} names as the best: put that "
+            "one back, or take the last model."
+        )
+    return weights
 
 
 def _weights_file(directory: RunDirectory, best: bool) -> Path:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fsl_sage.models.layout import in_channels_last
+from fsl_sage.models.modes import is_pinned
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 _GROUPS = (32, 16, 8, 4, 2, 1)
@@ -73,7 +74,7 @@ def recalibrated(module: nn.Module) -> Iterator[nn.Module]:
     Everything else is as in evaluation. Afterwards modes and momenta are as before; the statistics are the new ones.
     """
     modes = {child: child.training for child in module.modules()}
-    momenta = {child: child.momentum for child in modes if isinstance(child, _BatchNorm)}
+    momenta = {child: child.momentum for child in modes if isinstance(child, _BatchNorm) and not is_pinned(child)}
     try:
         module.eval()
         for batch_norm in momenta:
@@ -97,8 +98,9 @@ def batch_statistics(module: nn.Module) -> Iterator[None]:
     modes = {child: child.training for child in module.modules()}
     try:
         module.eval()
-        for batch_norm in (child for child in modes if isinstance(child, _BatchNorm)):
-            batch_norm.training = True
+        for child in modes:
+            if isinstance(child, _BatchNorm) and not is_pinned(child):
+                child.training = True
         with untouched_statistics(module):
             yield
     finally:

@@ -185,10 +185,16 @@ class Problem(ABC):
     def divide(self, config: Config) -> list[Tensor]:
         """For each client the numbers of its n examples, int64 [n]; on the meta device if only n is known."""
         self.check(config)
+        self.score.check_target(config.target_accuracy, "--target-accuracy")
         labels = self.labels()
         if labels is None and config.data.partition != "iid":
             raise InputError(
                 f"--data.partition {config.data.partition} goes by labels, and {self.name} has none: give iid."
+            )
+        if labels is not None and (labels.shape != (self.examples,) or not _are_integers(labels)):
+            raise InputError(
+                f"The labels of {self.name} are {str(labels.dtype).removeprefix('torch.')} {list(labels.shape)}: a "
+                f"partition goes by an integer for each of the {self.examples} training examples."
             )
         if labels is not None and labels.is_meta:
             return example_shapes(client_sizes(self.examples, config.clients))
@@ -240,6 +246,10 @@ class Problem(ABC):
                 f"--model.name {config.model.name} has no effect: {config.data.name} has a model of its own."
             )
         return replace(config, model=replace(config.model, name=name))
+
+
+def _are_integers(tensor: Tensor) -> bool:
+    return tensor.is_meta or not (tensor.is_floating_point() or tensor.is_complex())
 
 
 def example_shapes(counts: Iterable[int]) -> list[Tensor]:

@@ -2,11 +2,11 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import lru_cache
 from typing import Any
 
-from fsl_sage.config import DEFAULTS, Config, DataConfig, ModelConfig
+from fsl_sage.config import DEFAULTS, Config, DataConfig, ModelConfig, option
 from fsl_sage.errors import InputError
 from fsl_sage.models import check_model_name
 from fsl_sage.own_modules import import_own, is_own
@@ -79,11 +79,30 @@ def _own_problem(config: Config) -> Problem:
     factory = import_own(name, "--data.name")
     if not callable(factory):
         raise InputError(f"--data.name {name} is not a Problem, nor a function that makes one.")
-    problem = factory(config=config) if _takes_config(factory) else factory()
+    if _takes_config(factory):
+        problem = factory(config=config)
+    else:
+        _refuse_unread(config)
+        problem = factory()
     if not isinstance(problem, Problem):
         raise InputError(f"--data.name {name} gave a {type(problem).__name__}; it must give a fsl_sage.Problem.")
     problem.check(config)
     return problem
+
+
+_ALWAYS_READ = ("name", "dir", "partition", "alpha", "shards_per_client")
+"""The options of data that a problem of any kind goes by."""
+
+
+def _refuse_unread(config: Config) -> None:
+    """Refuse options of data that a function without the configuration cannot read."""
+    for field in fields(DataConfig):
+        value = getattr(config.data, field.name)
+        if field.name not in _ALWAYS_READ and value != field.default:
+            raise InputError(
+                f"{option(f'data.{field.name}')} {value} has no effect: {config.data.name} makes its data without it. "
+                "A function that takes `config` may read it."
+            )
 
 
 def _takes_config(factory: Callable[..., Any]) -> bool:

@@ -19,7 +19,8 @@ from fsl_sage.models import (
     train_auxiliary,
     usual_auxiliary,
 )
-from fsl_sage.precision import dtype_of
+from fsl_sage.models.modes import pin_evaluation
+from fsl_sage.precision import dtype_of, with_precision
 from fsl_sage.problems.base import Problem
 from fsl_sage.seeding import derive
 from fsl_sage.split import (
@@ -28,6 +29,7 @@ from fsl_sage.split import (
     Part,
     Ridge,
     Split,
+    SplitError,
     SplitPlan,
     add_fitted_scale,
     auxiliary,
@@ -39,6 +41,8 @@ from fsl_sage.split import (
 from fsl_sage.split.trace.skeleton import built_on_meta
 
 META = torch.device("meta")
+EXAMPLES_TO_CUT = 2
+"""The batch on which a model is run to cut it."""
 SHOWN = 8
 """Cuts that an error names as examples."""
 
@@ -59,7 +63,19 @@ def build_model(config: Config, problem: Problem, device: torch.device) -> nn.Mo
             with torch.device("cpu"):
                 model = make()
     _freeze(model, config.model.frozen)
+    _refuse_complex(model)
+    pin_evaluation(model)
     return model
+
+
+def _refuse_complex(model: nn.Module) -> None:
+    """Averages, optimizers and codecs take real numbers."""
+    name = next((name for name, tensor in model.state_dict().items() if tensor.is_complex()), None)
+    if name is not None:
+        raise InputError(
+            f"'{name}' of the model holds complex numbers: keep it as real ones, [..., 2], and make them complex where "
+            "they are used, by torch.view_as_complex."
+        )
 
 
 def _freeze(model: nn.Module, names: Iterable[str]) -> None:
@@ -75,22 +91,30 @@ def _freeze(model: nn.Module, names: Iterable[str]) -> None:
             weight.requires_grad_(False)
 
 
-def build_parts(config: Config, problem: Problem, device: torch.device) -> dict[str, nn.Module]:
-    """The model, cut in two, and the auxiliary."""
-    return cut_model(config, problem, build_model(config, problem, device), device)
+def build_parts(
+    config: Config, problem: Problem, device: torch.device, *, needs_auxiliary: bool = True
+) -> dict[str, nn.Module]:
+    """The model, cut in two, and the auxiliary; without it where none is needed and the cut allows none."""
+    return cut_model(config, problem, build_model(config, problem, device), device, needs_auxiliary=needs_auxiliary)
 
 
-def cut_model(config: Config, problem: Problem, model: nn.Module, device: torch.device) -> dict[str, nn.Module]:
+def cut_model(
+    config: Config, problem: Problem, model: nn.Module, device: torch.device, *, needs_auxiliary: bool = True
+) -> dict[str, nn.Module]:
     """The parts of a model that is built; they hold its tensors."""
-    example = problem.example(2, META if device == META else "cpu")
+    example = problem.example(EXAMPLES_TO_CUT, META if device == META else "cpu")
     split = split_model(model, _cut(config, problem, model, example), example)
     # Drawn and split in float32 whatever the precision, so that every precision starts from the same weights.
-    there: dict[str, Any] = {"device": device, "dtype": dtype_of(config.precision)}
+    there = (dtype_of(config.precision), device)
     if len(config.model.cuts) == 2:  # a U-shape has no auxiliary: its server does not compute the loss
-        return {name: part.to(**there) for name, part in zip(split.plan.parts, split.parts, strict=True)}
-    estimator = _estimator(config, problem, model, split, aligned=device != META)
-    parts = {"client": split.client, "server": split.server, "auxiliary": estimator}
-    return {part: module.to(**there) for part, module in parts.items()}
+        return {name: with_precision(part, *there) for name, part in zip(split.plan.parts, split.parts, strict=True)}
+    parts: dict[str, nn.Module] = {"client": split.client, "server": split.server}
+    try:
+        parts["auxiliary"] = _estimator(config, problem, model, split, aligned=device != META)
+    except SplitError:
+        if needs_auxiliary:
+            raise
+    return {part: with_precision(module, *there) for part, module in parts.items()}
 
 
 def build_parts_at(
@@ -98,13 +122,14 @@ def build_parts_at(
 ) -> dict[str, dict[str, nn.Module]]:
     """By cut, client and server part of the same model, from the shallowest cut to the deepest."""
     model = build_model(config, problem, device)
-    example = problem.example(2, META if device == META else "cpu")
+    example = problem.example(EXAMPLES_TO_CUT, META if device == META else "cpu")
     if any(not weight.requires_grad for weight in model.parameters()):
         raise InputError("A cut for each client needs a model whose weights are all trained: give --model.cut instead.")
-    there: dict[str, Any] = {"device": device, "dtype": dtype_of(config.precision)}
+    there = (dtype_of(config.precision), device)
     splits = {cut: split_model(model, cut, example) for cut in dict.fromkeys(cuts)}
     parts: dict[str, dict[str, nn.Module]] = {
-        cut: {"client": split.client.to(**there), "server": split.server.to(**there)} for cut, split in splits.items()
+        cut: {"client": with_precision(split.client, *there), "server": with_precision(split.server, *there)}
+        for cut, split in splits.items()
     }
     return dict(sorted(parts.items(), key=lambda item: len(item[1]["client"].state_dict())))
 
@@ -123,7 +148,7 @@ def build_held(
     if "auxiliary" in holds:
         parts["auxiliary"] = _estimator(config, problem, model, split, aligned=False)
     dtype = dtype_of(config.precision)
-    held = {name: parts[name].to(dtype=dtype) for name in holds if name in parts}
+    held = {name: with_precision(parts[name], dtype) for name in holds if name in parts}
     for part in held.values():
         if isinstance(part, Part):
             passage(part).apply_to_absent(lambda absent: absent.to(device))
@@ -155,7 +180,7 @@ def make_ridge(config: Config, problem: Problem, model: nn.Module, boundary: Seq
 
 def build_decoder(config: Config, problem: Problem, client: nn.Module, device: torch.device) -> nn.Module:
     """From what the client part gives back to its inputs: for images, cut where there are still maps."""
-    example = problem.example(2, device)
+    example = problem.example(EXAMPLES_TO_CUT, device)
     if not isinstance(example, Tensor):
         raise InputError(f"{config.algorithm} cannot decode the inputs of {problem.name}: give --no-decoder.")
     with batch_statistics(client):
@@ -180,6 +205,8 @@ def _cut(config: Config, problem: Problem, model: nn.Module, example: Any) -> st
     if cut is None:
         names = Analysis(model, example).cut_names
         cut = end_of_first_block(model, names)
+        if not names:
+            raise InputError(f"{config.model.name} cannot be cut anywhere: its parameters are all in one module.")
         if cut is None:
             raise InputError(
                 f"{config.model.name} has no usual cut: give --model.cut, such as {', '.join(names[:SHOWN])}; "

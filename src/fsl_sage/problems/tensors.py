@@ -1,6 +1,7 @@
 """A problem of tensors in memory: regression, several labels at once, segmentation, whatever is not built in."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,7 @@ class TensorProblem(Problem):
         metric: Callable[[Any, Tensor], Tensor],
         score: Score,
         cut: str | None = None,
-        labels: Tensor | None = None,
+        labels: Tensor | np.ndarray | None = None,
         classes: tuple[str, ...] = (),
     ) -> None:
         self.train, self.test = _pair(train, "training"), _pair(test, "test")
@@ -60,7 +61,13 @@ class TensorProblem(Problem):
         self.score, self.classes = score, classes
         name = getattr(model, "__name__", "<lambda>")
         self.model_name = "own model" if name == "<lambda>" else name
-        self._model, self._loss, self._metric, self._cut, self._labels = model, loss, metric, cut, labels
+        self._model, self._loss, self._metric, self._cut = model, loss, metric, cut
+        self._labels = None if labels is None else torch.as_tensor(labels)
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        """As of every problem, but which target makes sense is known when the score is."""
+        super().check(replace(config, target_accuracy=None))
 
     @property
     def examples(self) -> int:
@@ -82,7 +89,8 @@ class TensorProblem(Problem):
     def example(self, batch: int, device: torch.device | str) -> Tensor:
         """Zeros of the right shape."""
         x = self.train[0]
-        return torch.zeros(batch, *x.shape[1:], dtype=x.dtype, device=device)
+        dtype = torch.float32 if x.is_floating_point() else x.dtype  # a model is drawn and cut in float32
+        return torch.zeros(batch, *x.shape[1:], dtype=dtype, device=device)
 
     def make_task(self, config: Config, device: torch.device) -> "TensorTask":
         """The loss and the score, in the run's precision."""

@@ -81,7 +81,8 @@ class Replica:
     def __init__(self, slots: Slots, tensors: Mapping[str, Tensor], make_optimizer: MakeOptimizer | None) -> None:
         self.slots = slots
         self.tensors: Tensors = {}
-        for name, tensor in tensors.items():
+        for name in (name for name in slots.layouts if name in tensors):  # a file has them in another order
+            tensor = tensors[name]
             # Weights from a file or a peer are contiguous; the model's own layout may be another.
             # Trained weights are copied, because the weights that came down are shared with other clients.
             own = in_layout_of(slots.layouts[name], tensor.detach().clone() if make_optimizer else tensor.detach())

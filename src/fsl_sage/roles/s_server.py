@@ -250,7 +250,8 @@ class SServer(SServerRole):
 
     def set_auxiliary(self, tensors: Tensors) -> None:
         """An auxiliary that the F-server has averaged: every client's, until it gets one of its own."""
-        self.auxiliaries.common = tensors
+        # Statistics that stay local do not travel, and passes with batch statistics do not read them.
+        self.auxiliaries.common = {**self.auxiliaries.common, **tensors}
 
     def align(self, clients: Iterable[int]) -> Iterator[tuple[int, Message]]:
         """Align the auxiliaries with the server (equation 3) on these clients' uploads, and yield each for its client.

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from fsl_sage.errors import InputError
+
 Tensors = dict[str, Tensor]
 """Named tensors: a model part, an optimizer's state, a batch's target."""
 
@@ -36,6 +38,12 @@ class Message:
     values: Mapping[str, int | float | str | bool] = field(default_factory=dict)
     changes: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
     """By kind, the coded difference that is sent instead of the arrays to a client that has the version before."""
+
+    def __post_init__(self) -> None:
+        """Refuse kinds that could not be told apart where a message is written down."""
+        for kind in self.parts:
+            if "/" in kind or "@" in kind:
+                raise InputError(f"A message has the kind '{kind}': give it a name without / and @.")
 
     def sizes(self) -> dict[str, int]:
         """The bytes of the arrays by kind."""

@@ -135,14 +135,17 @@ def channel_moments(images: Images) -> tuple[tuple[float, ...], tuple[float, ...
     if images.x.dtype != torch.uint8:
         wide = images.x.double()
         std = wide.std((0, 2, 3), correction=0)
-        return tuple(wide.mean((0, 2, 3)).tolist()), tuple(torch.where(std > 0, std, 1.0).tolist())
+        # By the values, for the mean of many equal numbers may be off in its last bit.
+        constant = wide.amin((0, 2, 3)) == wide.amax((0, 2, 3))
+        return tuple(wide.mean((0, 2, 3)).tolist()), tuple(torch.where(constant, 1.0, std).tolist())
     values = np.arange(256) / 255
     means, deviations = [], []
     for channel in range(images.x.shape[1]):
         counts = torch.bincount(images.x[:, channel].flatten(), minlength=256).numpy()
         mean = float(np.average(values, weights=counts))
         means.append(mean)
-        deviations.append(float(np.sqrt(np.average((values - mean) ** 2, weights=counts))) or 1.0)
+        deviation = float(np.sqrt(np.average((values - mean) ** 2, weights=counts)))
+        deviations.append(1.0 if np.count_nonzero(counts) == 1 else deviation)
     return tuple(means), tuple(deviations)
 
 

@@ -193,7 +193,8 @@ class _Bypass:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         tensor = tensor_leaves((args, kwargs))[self.main_argument]
-        tensor = tensor if self.fit is None else self.fit(tensor)
+        # A copy, for what comes next may change it in place, as it may what the block returns.
+        tensor = tensor.clone() if self.fit is None else self.fit(tensor)
         leaves = [tensor if position == self.main_leaf else leaf for position, leaf in enumerate(self.leaves)]
         return pytree.tree_unflatten(leaves, structure_of(self.structure))
 

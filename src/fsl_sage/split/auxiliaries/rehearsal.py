@@ -16,6 +16,7 @@ from fsl_sage.split.parts.gates import Boundary
 from fsl_sage.split.plan.analysis import Analysis, MakeTensor
 from fsl_sage.split.plan.split_plan import CutPlan, dtype_of
 from fsl_sage.split.trace.skeleton import Original, on_meta, own_buffers, skeleton, tensor_leaves, without_data
+from fsl_sage.split.trace.structures import dump_structure
 
 T = TypeVar("T")
 
@@ -163,7 +164,7 @@ class _See:
             self.seen.pop()
         leaves, structure = pytree.tree_flatten(output)
         call.returned = _shape_of_first(output)
-        call.structure = pytree.treespec_dumps(structure)
+        call.structure = dump_structure(structure)
         call.leaves = tuple(None if isinstance(leaf, Tensor) else leaf for leaf in leaves)
         call.main_leaf = next((i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)), 0)
         self.made.extend(tensor_leaves(output))

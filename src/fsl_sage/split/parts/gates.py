@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fsl_sage.split.trace.skeleton import Original
+from fsl_sage.split.trace.structures import load_structure
 
 PlainLeaf = tuple[int, ...] | bool | int | float | str | None
 """What travels of a leaf that is not sent: the shape of a tensor, or a plain value."""
@@ -167,7 +168,7 @@ def no_fast_path(module: nn.Module, args: Any) -> None:
 @lru_cache(maxsize=4096)
 def structure_of(text: str) -> pytree.TreeSpec:
     """The structure that a plan has written down."""
-    return pytree.treespec_loads(text)
+    return load_structure(text)
 
 
 def plain_leaf(leaf: Any) -> PlainLeaf:

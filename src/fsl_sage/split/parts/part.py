@@ -147,7 +147,8 @@ class Passage:
             registry: dict[str, Any] = module._parameters if attribute in module._parameters else module._buffers
             tensor: Tensor = registry.pop(attribute)
             device = torch.device("cpu") if tensor.is_meta else tensor.device
-            setattr(module, attribute, placeholder(tensor.shape, tensor.dtype, device))
+            dense = self.plan.dense and not isinstance(tensor, nn.Parameter)  # only buffers are written in a pass
+            setattr(module, attribute, placeholder(tensor.shape, tensor.dtype, device, dense))
             self._absent.append(name)
 
     @property
@@ -226,6 +227,9 @@ class Passage:
         for name in self._absent:
             module, attribute = holder_and_attribute(self.model, name)
             absent: Tensor = getattr(module, attribute)
+            if absent.is_contiguous():  # it has memory of its own, or is empty
+                setattr(module, attribute, fn(absent))
+                continue
             one = fn(absent.flatten()[:1].clone()).reshape((1,) * absent.dim())
             setattr(module, attribute, one.expand(absent.shape))
 

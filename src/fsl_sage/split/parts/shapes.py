@@ -26,7 +26,13 @@ def output_shapes(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     if not torch.is_autocast_enabled("cpu"):
         with suppress(Exception):
             return part(*args, **kwargs)
-    output = _without_data(part, args, kwargs)
+    try:
+        output = _without_data(part, args, kwargs)
+    except Exception:
+        if not part.training:
+            raise
+        # In training BatchNorm takes no single sample; the shapes of an evaluation are the same.
+        return output_shapes(skeleton(part).eval(), args, kwargs)
     return pytree.tree_map_only(
         Tensor, lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"), output
     )

@@ -11,15 +11,15 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils import _pytree as pytree
 
 from fsl_sage.split.errors import SplitError
-from fsl_sage.split.plan.crossing import Crossing, Crossings
+from fsl_sage.split.plan.crossing import Crossing, Crossings, Key, LeafKey
 from fsl_sage.split.plan.planner import CutPlanner
 from fsl_sage.split.plan.split_plan import BoundaryTensor, SplitPlan
 from fsl_sage.split.trace.inputs import Inputs
 from fsl_sage.split.trace.recording import Trace, record
 from fsl_sage.split.trace.skeleton import named_tensors, on_meta, own_buffers, skeleton, without_data
+from fsl_sage.split.trace.structures import dump_structure
 
 T = TypeVar("T")
 MakeTensor = Callable[[Tensor], Tensor]
@@ -199,7 +199,11 @@ class Analysis:
         return self._pointless(cut, found)
 
     def _pointless(self, cut: str, found: list[Crossing]) -> str | None:
-        sent = [leaf for leaf in set().union(*(crossing.sent for crossing in found)) if leaf.module == cut]
+        crossing = set().union(*(crossing.sent for crossing in found))
+        for leaf in crossing:
+            if self._is_complex(leaf, found):
+                return f"'{leaf.module}' returns complex numbers; let torch.view_as_real of them cross"
+        sent = [leaf for leaf in crossing if leaf.module == cut]
         call = self.traces[0].calls[self.crossings[0].calls_of(cut)[0]]
         if not any(self.crossings[0].from_raw(call.leaves[leaf.leaf].node) for leaf in sent):
             return "what it returns does not carry the input on to the output"
@@ -210,6 +214,15 @@ class Analysis:
             return "no parameters come after it"
         shared = [name for name in self.tensors if name in held[0] & held[1] and self.tensors[name].requires_grad]
         return _of_both_sides(shared) if shared else None
+
+    def _is_complex(self, sent: LeafKey, found: list[Crossing]) -> bool:
+        """Whether a tensor that crosses is complex: gradients of such come from real ones only."""
+        for trace, crossing in zip(self.traces, found, strict=True):
+            position = crossing.earlier.get(Key(sent.module, sent.nth))
+            leaves = [] if position is None else trace.calls[position].leaves
+            if len(leaves) > sent.leaf and leaves[sent.leaf].dtype.is_complex:
+                return True
+        return False
 
     def advice(self) -> str:
         """The cuts that work, as the end of a sentence."""
@@ -287,7 +300,7 @@ class Analysis:
             cuts=cut_plans,
             inputs=tuple(self._planner.leaf(versions, cut_plans[0], crossings[0]) for versions in leaves),
             input_names=self.inputs.names,
-            input_structure=pytree.treespec_dumps(self.inputs.structure),
+            input_structure=dump_structure(self.inputs.structure),
             parts=parts,
             untied=untied,
         )

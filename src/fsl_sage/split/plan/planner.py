@@ -13,6 +13,7 @@ from fsl_sage.split.errors import SplitError
 from fsl_sage.split.plan.crossing import Crossing, Key, LeafKey
 from fsl_sage.split.plan.split_plan import BoundaryTensor, CallPlan, CutPlan, Dimension, LeafPlan, dtype_name
 from fsl_sage.split.trace.recording import Leaf, Trace
+from fsl_sage.split.trace.structures import dump_structure
 
 
 class CutPlanner:
@@ -180,7 +181,7 @@ def _plain_leaf_plan(value: Any) -> LeafPlan:
 
 def _dump(structure: pytree.TreeSpec, module: str) -> str:
     try:
-        return pytree.treespec_dumps(structure)
+        return dump_structure(structure)
     except NotImplementedError as error:
         raise SplitError(f"what '{module}' returns cannot be written down in a plan: {error}") from None
 

@@ -25,17 +25,22 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
 def skeleton(model: nn.Module, tensor: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> nn.Module:
     """A copy of the module objects whose parameters and buffers are `tensor(original)`, by default the originals.
 
-    What is tied in the model stays tied in the copy.
+    What is tied in the model stays tied in the copy. Encoders of torch run without nested tensors, which do not tell
+    their sizes; padded positions then have numbers that nobody should read, instead of none.
     """
     memo = {id(original): tensor(original) for original in named_tensors(model).values()}
     # deepcopy asks the memo before it copies; the list keeps the originals' ids from being reused meanwhile.
     try:
-        return copy.deepcopy(model, memo)
+        copied = copy.deepcopy(model, memo)
     except (RuntimeError, TypeError) as error:
         raise SplitError(
             f"the model cannot be copied: {str(error).splitlines()[0]} It must not keep computed tensors, locks or "
             "files among its attributes; torch.nn.utils.parametrizations has a weight_norm that can be copied"
         ) from error
+    for module in copied.modules():
+        if isinstance(module, nn.TransformerEncoder):
+            module.use_nested_tensor = False
+    return copied
 
 
 def holder_and_attribute(model: nn.Module, name: str) -> tuple[nn.Module, str]:

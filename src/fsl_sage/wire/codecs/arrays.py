@@ -18,7 +18,10 @@ Shape = Sequence[int]
 
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
-    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16)
+    for dtype in (
+        *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+    )
 }
 LARGEST = 2**40
 """No array has more elements: what a name says is checked before memory is taken for it."""
@@ -131,7 +134,7 @@ def labelled(name: str, x: Tensor) -> str:
 
 
 # A peer chooses the name, so digits must match in one way only: the expression would try all others.
-_LABEL = re.compile(r"(.*)@(\w+)\[((?:\d{1,15}(?:,\d{1,15}){0,7})?)\]", re.ASCII | re.DOTALL)
+_LABEL = re.compile(r"(.*)@(\w+)\[((?:\d{1,15}(?:,\d{1,15}){0,15})?)\]", re.ASCII | re.DOTALL)
 
 
 def read_label(label: str) -> Label | None:
