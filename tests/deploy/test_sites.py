@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -204,11 +205,21 @@ def test_large_weights_come_in_chunks_that_a_lost_message_does_not_lose(tmp_path
     assert len(chunks) > 8
     assert_same_run(result.directory, run(deployment.config).directory)
 
-    # A second run finds them.
+    # A second run finds them, and takes away what a killed process has left.
     chunks.clear()
+    left = deployment.states / "weights" / f"{'a' * 64}.0.part-{ended_process()}"
+    left.touch()
     deployment.run_directory = tmp_path / "second"
     deployment.serve(deployment.grid(tamper=lose))
     assert chunks == []
+    assert not left.exists()
+
+
+def ended_process() -> int:
+    """The number of a process that has ended."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
 
 
 @pytest.mark.usefixtures("large")
@@ -224,7 +235,7 @@ def test_weights_that_do_not_fit_into_a_sites_memory_are_not_sent(
     monkeypatch.setattr("fsl_sage.deploy.site.check_room", full)
     deployment = language(tmp_path, rounds=1)
     grid = deployment.grid()
-    with pytest.raises(TrainingError, match="Only 0 of 2 clients answered"):
+    with pytest.raises(TrainingError, match="Only 0 of 2 clients got the weights that they start from"):
         deployment.serve(grid)
     assert "Client 1 is missing: the memory of its process does not suffice" in capsys.readouterr().out
     assert not [message for message in grid.sent if message.metadata.message_type == "query.weights"]
@@ -379,6 +390,18 @@ def test_a_damaged_chunk_is_noticed_and_comes_again(tmp_path: Path, monkeypatch:
     assert [file.name for file in tmp_path.iterdir()] == [name]
     with pytest.raises(InputError, match="not a SHA-256"):
         store.path("../../etc/passwd")
+
+
+def test_what_killed_processes_have_left_of_weights_is_dropped(tmp_path: Path) -> None:
+    """Files that they were writing, and the chunks of a weight that is complete; nothing else."""
+    complete, other, gone = "a" * 64, "b" * 64, ended_process()
+    left = [f"{other}.0.part-{gone}", f"{complete}.part-{gone}", f"{complete}.3"]
+    kept = [complete, f"{other}.0", f"{other}.1.part-{os.getpid()}", "notes.txt", f"notes.part-{gone}"]
+    for name in left + kept:
+        (tmp_path / name).touch()
+    WeightStore(tmp_path).drop_unfinished()
+    assert sorted(file.name for file in tmp_path.iterdir()) == sorted(kept)
+    WeightStore(tmp_path / "never made").drop_unfinished()
 
 
 def test_a_foundation_survives_the_way(played: tuple[Deployment, RecordDict]) -> None:

@@ -15,6 +15,7 @@ pytest.importorskip("flwr")
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
+from fsl_sage.deploy import server_app
 from fsl_sage.deploy.agreement import read_agreement, write_agreement
 from fsl_sage.deploy.app import agree, write_app, write_sites
 from fsl_sage.deploy.client_app import make_client_app
@@ -23,7 +24,9 @@ from fsl_sage.deploy.site import Site
 from fsl_sage.engines.dry import DryEngine
 from fsl_sage.engines.flower import courier
 from fsl_sage.engines.flower.contents import ABOUT, TENSORS, Assignment, pack, unpack
+from fsl_sage.engines.flower.engine import FlowerEngine
 from fsl_sage.engines.flower.inspection import Inspector, RejectedError
+from fsl_sage.engines.flower.laying import Laying
 from fsl_sage.engines.flower.node_state import NodeState
 from fsl_sage.errors import InputError, TrainingError
 from fsl_sage.experiment import run
@@ -237,6 +240,15 @@ def test_what_a_client_gets_again_after_a_failure_is_what_the_ledger_bills(deplo
     assert moved(grid.sent) == billed(deployment, "down")
 
 
+def test_a_client_that_does_not_get_its_foundation_is_billed_nothing(deploy, monkeypatch):
+    monkeypatch.setattr(Laying, "send", lambda self, nodes, courier, timeout: {2: "its disk is full"})
+    deployment = deploy(rounds=2)
+    grid = deployment.grid()
+    deployment.serve(grid)
+    assert [line["failures"] for line in deployment.metrics()] == [{"2": "its disk is full"}] * 2
+    assert {entry.client for entry in RunDirectory(deployment.run_directory).ledger()} == {0, 1}
+
+
 def test_a_newcomer_gets_one_auxiliary_the_one_that_was_aligned_before_it_came(deploy):
     deployment = deploy(cohort=0.34, rounds=3, align_every=5, seed=1)  # clients 2, 1 and 0 in turn
     grid = deployment.grid()
@@ -266,18 +278,28 @@ def test_one_message_a_client_a_round_and_nothing_but_weights_and_smashed_data_g
 # What a client keeps
 
 
-def test_a_node_keeps_its_state_since_the_last_checkpoint_and_at_the_end_the_final_weights(deploy, monkeypatch):
-    deployment = deploy(rounds=4, checkpoint_every=2)
-    kept, built, build = [], [], Site._setup
-    monkeypatch.setattr(Site, "_setup", lambda site, *given: (built.append(site.client), build(site, *given))[1])
+@pytest.mark.parametrize(
+    ("every", "kept"), [(2, [[0], [0, 1], [1, 2], [1, 2, 3], [3, 4]]), (9, [[0], [0, 1], [1, 2], [2, 3], [3, 4]])]
+)
+def test_a_node_keeps_the_states_that_the_server_may_ask_for(deploy, every, kept):
+    """Those after the last checkpoint and after the last round, and its newest."""
+    deployment = deploy(rounds=5, checkpoint_every=every, algorithm="fedavg")
+    seen = []
 
     def look(client, message, reply):
         if message.metadata.message_type == "train" and client == 0:
-            kept.append(deployment.state(0).rounds())
+            seen.append(deployment.state(0).rounds())
         return reply
 
-    result = deployment.serve(deployment.grid(tamper=look))
-    assert kept == [[0], [0, 1], [1, 2], [1, 2, 3]]
+    deployment.serve(deployment.grid(tamper=look))
+    assert seen == kept
+
+
+def test_at_the_end_a_node_has_the_final_weights_and_no_state(deploy, monkeypatch):
+    deployment = deploy(rounds=4, checkpoint_every=2)
+    built, build = [], Site._setup
+    monkeypatch.setattr(Site, "_setup", lambda site, *given: (built.append(site.client), build(site, *given))[1])
+    result = deployment.serve(deployment.grid())
     assert built.count(0) == 4  # to keep the final weights it needs no model
     assert deployment.state(0).rounds() == []
     final = load_tensors(deployment.state(0).model_file)[0]
@@ -288,12 +310,17 @@ def test_a_node_keeps_its_state_since_the_last_checkpoint_and_at_the_end_the_fin
     assert any(name.startswith("auxiliary/") for name in final)
 
 
+class Killed(BaseException):
+    """In the place of kill -9."""
+
+
+def killed(*arguments):
+    raise Killed
+
+
 @pytest.mark.slow
 def test_a_killed_server_goes_on_from_its_checkpoint_bit_for_bit(deploy):
     deployment = deploy(rounds=4, checkpoint_every=2, align_every=1)
-
-    class Killed(BaseException):
-        pass
 
     def kill(client, message, reply):
         if (message.metadata.message_type, message.metadata.group_id, client) == ("train", "3", 1):
@@ -306,6 +333,110 @@ def test_a_killed_server_goes_on_from_its_checkpoint_bit_for_bit(deploy):
     assert deployment.state(0).rounds() == [1, 2, 3]  # client 0 had played round 3
     result = deployment.serve(deployment.grid())
     assert_same_run(result.directory, run(deployment.config).directory)
+
+
+def final_weights(deployment):
+    """By client, what its site has in the end."""
+    return {client: load_tensors(deployment.state(client).model_file)[0] for client in range(deployment.config.clients)}
+
+
+@pytest.mark.parametrize("changes", [{}, {"codec": CODECS}], ids=["plain", "codecs"])
+def test_a_server_killed_at_the_end_brings_the_sites_their_final_weights_by_the_same_command(
+    deploy, monkeypatch, capsys, tmp_path, changes
+):
+    """Killed before any site was told, then when clients 0 and 1 were."""
+    deployment = deploy(rounds=3, align_every=2, checkpoint_every=9, **changes)
+    with monkeypatch.context() as patch:
+        patch.setattr(FlowerEngine, "finish", killed)
+        with pytest.raises(Killed):
+            deployment.serve(deployment.grid())
+    assert RunDirectory(deployment.run_directory).finished()
+
+    def kill(client, message, reply):
+        if (message.metadata.message_type, client) == ("query.finish", 1):
+            raise Killed
+        return reply
+
+    with pytest.raises(Killed):
+        deployment.serve(deployment.grid(tamper=kill))
+    assert not deployment.state(2).model_file.exists()
+    result = deployment.serve(deployment.grid())
+    assert len(result.metrics) == 3
+    assert result.stopped == "all 3 rounds played"
+    assert "did not get" not in capsys.readouterr().out
+    assert not RunDirectory(deployment.run_directory).checkpoint_file.exists()
+    assert [deployment.state(client).rounds() for client in range(3)] == [[], [], []]
+    assert_same_run(result.directory, run(deployment.config).directory)
+    with pytest.raises(InputError, match="is finished"):
+        deployment.serve(deployment.grid())
+
+    found = final_weights(deployment)
+    deployment.run_directory = tmp_path / "undisturbed"
+    deployment.serve(deployment.grid())
+    for client, expected in final_weights(deployment).items():
+        assert found[client].keys() == expected.keys()
+        assert all(torch.equal(found[client][name], tensor) for name, tensor in expected.items())
+
+
+def test_a_run_of_which_no_site_was_told_is_not_over(deploy, capsys):
+    deployment = deploy(rounds=1)
+
+    def leave(client, message, reply):
+        if (message.metadata.message_type, client) == ("train", 2):
+            grid.nodes.clear()
+        return reply
+
+    grid = deployment.grid(tamper=leave)
+    deployment.serve(grid)
+    assert "No site got the final weights" in capsys.readouterr().out
+    deployment.serve(deployment.grid([0, 1]))
+    assert deployment.state(0).model_file.exists()
+    with pytest.raises(InputError, match="is finished"):
+        deployment.serve(deployment.grid())
+
+
+def test_a_server_killed_while_it_begins_goes_on_by_the_same_command(deploy, monkeypatch):
+    """Between the configuration and the run's id."""
+    deployment = deploy(rounds=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(server_app, "write_json", killed)
+        with pytest.raises(Killed):
+            deployment.serve(deployment.grid())
+    assert [file.name for file in deployment.run_directory.iterdir()] == ["config.json"]
+    result = deployment.serve(deployment.grid())
+    assert_same_run(result.directory, run(deployment.config).directory)
+
+
+def test_a_run_without_its_id_is_refused(deploy):
+    """The states at the sites are under it."""
+    deployment = deploy(rounds=2)
+
+    def kill(client, message, reply):
+        if message.metadata.group_id == "1":
+            raise Killed
+        return reply
+
+    with pytest.raises(Killed):
+        deployment.serve(deployment.grid(tamper=kill))
+    (deployment.run_directory / "federation.json").unlink()
+    with pytest.raises(InputError, match="does not hold a run on Flower"):
+        deployment.serve(deployment.grid())
+    assert (deployment.run_directory / "config.json").exists()
+
+
+def test_a_run_that_is_refused_before_its_first_round_leaves_its_directory_to_a_corrected_one(deploy, monkeypatch):
+    deployment = deploy(rounds=1)
+
+    def refuse(*arguments):
+        raise InputError("This cannot run.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server_app, "check_structure", refuse)
+        with pytest.raises(InputError, match="This cannot run"):
+            deployment.serve(deployment.grid())
+    assert not deployment.run_directory.exists()
+    write_agreement(deployment.config_file, replace(deployment.config, rounds=2), deployment.agreement)
+    assert len(deployment.serve(deployment.grid()).metrics) == 2
 
 
 def test_a_replayed_round_without_the_matching_state_is_refused_with_the_reason(deploy):

@@ -69,6 +69,25 @@ def test_a_process_that_took_the_number_of_a_helper_stays(sleepers):
     assert other.poll() is None
 
 
+def test_what_is_not_a_list_of_ours_stays(tmp_path, sleepers):
+    """A link in the place of the folder, and files of other names in it."""
+    helper, project = sleepers(), tmp_path / "project"
+    who = _identity(helper.pid)
+    project.mkdir()
+    names = {"package.json", "1-0.json", "x-1.json", "1-0.json.json"}
+    for name in names:
+        (project / name).write_text(json.dumps([who]))
+    _folder().symlink_to(project)
+    with remembered():
+        sleepers()
+    assert end_leftovers() == []
+    assert {file.name for file in project.iterdir()} == names
+    _folder().unlink()
+    project.rename(_folder())
+    assert end_leftovers() == [who]
+    assert {file.name for file in _folder().iterdir()} == names - {"1-0.json"}
+
+
 @pytest.mark.slow
 @pytest.mark.xdist_group("ray")
 def test_the_next_run_ends_what_a_killed_driver_left():

@@ -11,15 +11,17 @@ from hypothesis import strategies as st
 pytest.importorskip("ray")
 
 import ray
+from ray import exceptions
 
 from fsl_sage.config import Config
-from fsl_sage.engines.base import Setup
-from fsl_sage.engines.ray import actors, cluster
+from fsl_sage.engines.base import LostError, Setup
+from fsl_sage.engines.ray import actors, cluster, pool
 from fsl_sage.engines.ray.arrays import pack, to_device, unpack
 from fsl_sage.engines.ray.cluster import Crew, lay_out
-from fsl_sage.engines.ray.engine import RayEngine, longest_first, share_out
+from fsl_sage.engines.ray.engine import RayEngine, longest_first, of_worker, share_out
+from fsl_sage.engines.ray.pool import Pool, UnpreparedError, WorkerDiedError
 from fsl_sage.engines.worker import _score
-from fsl_sage.errors import InputError
+from fsl_sage.errors import InputError, TrainingError
 from fsl_sage.experiment import run
 from fsl_sage.experiment.setup import make_setup
 from fsl_sage.records.client_store import ClientStore
@@ -227,3 +229,102 @@ def test_the_s_servers_process_has_its_own_part_and_the_auxiliary(tiny, stored, 
     setup = make_setup(tiny(**changes))
     server.prepare(setup, [stored(setup)], [])
     assert kept_by(server) == held | ({"block1", "block2", "block3"} if "cuts" in changes else set())
+
+
+# What Ray says when an actor is lost
+
+LOSSES = [
+    exceptions.ActorDiedError(),
+    exceptions.ActorUnavailableError("it is started again", None),
+    exceptions.OutOfMemoryError("the memory monitor killed it"),
+    exceptions.NodeDiedError("its machine is gone"),
+    exceptions.WorkerCrashedError(),
+    exceptions.ActorUnschedulableError("there is no room for it"),
+]
+FOR_GOOD = (exceptions.ActorDiedError, exceptions.ActorUnschedulableError)
+
+
+def named(error):
+    return type(error).__name__
+
+
+@pytest.fixture
+def answering(monkeypatch):
+    """What a call of an actor gives is its own reference, and to get it is to raise it, if it is an error."""
+
+    def get(answer):
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(pool.ray, "get", get)
+    monkeypatch.setattr(pool.ray, "wait", lambda references, **options: (references[:1], references[1:]))
+    monkeypatch.setattr(pool, "PAUSE", 0.0)
+
+
+class FakeWorker:
+    """Its answers to `prepare` come from a list, the last of them for ever."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+        self.prepare = self
+
+    def remote(self, setup):
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+
+@pytest.mark.usefixtures("answering")
+@pytest.mark.parametrize("error", LOSSES, ids=named)
+def test_what_a_lost_worker_had_begun_is_called_again(error):
+    answers = [error, "done"]
+    assert Pool([FakeWorker("up")], "setup").run([lambda worker: [answers.pop(0)]]) == [("done",)]
+    with pytest.raises(WorkerDiedError):
+        of_worker([error])
+
+
+@pytest.mark.usefixtures("answering")
+@pytest.mark.parametrize("error", LOSSES, ids=named)
+def test_a_worker_that_is_lost_while_it_starts_is_started_again_if_ray_can(error):
+    starting = Pool([FakeWorker(error, "up")], "setup")
+    if isinstance(error, FOR_GOOD):
+        with pytest.raises(TrainingError, match="A worker cannot be started"):
+            starting.prepare()
+    else:
+        starting.prepare()
+
+
+@pytest.mark.usefixtures("answering")
+def test_a_worker_that_is_lost_whenever_it_starts_ends_the_run(monkeypatch):
+    monkeypatch.setattr(pool, "PATIENCE", 0.05)
+    error = exceptions.OutOfMemoryError("the memory monitor killed it")
+    for wait in (Pool.prepare, lambda dying: dying.run([lambda worker: [error]])):
+        with pytest.raises(TrainingError, match="No worker came back"):
+            wait(Pool([FakeWorker(error)], "setup"))
+
+
+@pytest.mark.usefixtures("answering")
+@pytest.mark.parametrize("error", [*LOSSES, exceptions.LocalRayletDiedError()], ids=named)
+def test_a_lost_s_server_is_one_for_the_driver_and_for_the_workers(tiny, error):
+    engine, line = RayEngine.__new__(RayEngine), actors.Line(None, 0, 0)
+    engine.setup, line._last = make_setup(tiny()), error
+    with pytest.raises(LostError, match="lost"):
+        engine._answer(error)
+    with pytest.raises(LostError, match="lost"):
+        pool.fetch(raised_by(line._wait))
+
+
+def raised_by(work):
+    """What a call of an actor gives that fails in this way."""
+    try:
+        work()
+    except Exception as error:
+        return exceptions.RayTaskError("work", "", error)
+
+
+def test_a_worker_that_was_started_again_in_a_round_says_so_though_it_was_prepared_since(tiny, stored):
+    """By the S-server's pool: of the round that the process before it had begun, nothing is here."""
+    worker = actors.WorkerActor()
+    worker.prepare([stored(make_setup(tiny(algorithm="splitfed-ss")))])
+    for ask in (lambda: worker.advance({0: None}), lambda: worker.outcome(0)):
+        with pytest.raises(UnpreparedError, match="started again"):
+            ask()

@@ -88,6 +88,7 @@ class Site:
         wanted = {large.sha256: large for large in Foundation.unpack(block).large.values()}
         check_room(sum(large.nbytes for large in wanted.values()))
         NodeState(self.place.state, run, self.client).save_foundation(block)
+        self.weights.drop_unfinished()
         for sha256 in wanted:
             self.weights.drop_if_damaged(sha256)
         if self.place.model is not None:
@@ -122,7 +123,7 @@ class Site:
         node_state = self._node_state(assignment)
         if assignment.foundation is not None:
             node_state.save_foundation(assignment.foundation)
-        node_state.forget_before(assignment.keep)
+        node_state.keep_only(assignment.keep, assignment.after)
         kept = node_state.load(assignment.after)
         setup = self._setup(node_state)
         assignment = decoded(setup, assignment, kept)
@@ -160,8 +161,14 @@ class Site:
         )
 
     def finish(self, assignment: Assignment) -> None:
-        """End the run: keep the newest weights of the client's parts and delete its states."""
+        """End the run: keep the newest weights of the client's parts and delete its states.
+
+        A second time this changes nothing. A server that was killed meanwhile does not know of the first.
+        """
         node_state = self._node_state(assignment)
+        if node_state.is_finished(assignment.after):
+            node_state.keep_only()
+            return
         if assignment.foundation is not None:
             node_state.save_foundation(assignment.foundation)
         kept = node_state.load(assignment.after)

@@ -35,7 +35,7 @@ class Assignment:
     after: int
     """The round whose state the client starts from; -1: it has not taken part yet."""
     keep: int
-    """The oldest round that the server may still return to; the client keeps its states from there on."""
+    """The round of the server's last checkpoint, to which it may return: the client keeps its state after that too."""
     held: Parts
     """The weights that the client holds and does not have yet, by part."""
     mail: Mapping[str, Tensors]

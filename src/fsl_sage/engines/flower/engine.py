@@ -83,14 +83,15 @@ class FlowerEngine(Engine):
     # Rounds
 
     def present(self, t: int, clients: Sequence[int]) -> list[int]:
-        """Those that are connected, when there are enough."""
+        """Those that are connected and have what they start from, when there are enough. Only they are billed."""
         self._remarks = {"failures": {}, "rejected": {}}
-        self._nodes = self._gather(t, clients)
+        self._nodes = self._founded(self._gather(t, clients))
+        self._require(t, clients, len(self._nodes), "got the weights that they start from")
         return [client for client in clients if client in self._nodes]
 
     def train(self, t: int, clients: Sequence[int], delivery: Delivery, link: Link) -> list[Update]:
         """Send every client that is present its message. The S-server learns from the replies that pass inspection."""
-        nodes = self._founded({client: self._nodes[client] for client in clients})
+        nodes = {client: self._nodes[client] for client in clients}
         held = self._held(delivery.received)
         messages = {client: self._message("train", t, client, nodes[client], held, delivery) for client in nodes}
         answers = self._courier.exchange(messages, self._rules.timeout)
@@ -123,20 +124,23 @@ class FlowerEngine(Engine):
 
     def _gather(self, t: int, clients: Sequence[int]) -> dict[int, int]:
         """The nodes of the clients that are connected, when there are enough."""
-        deadline = time.monotonic() + self._rules.join_timeout
-        enough = min(self._rules.minimum, len(clients)) if self._started else len(clients)
-        while True:
-            last_look = time.monotonic() > deadline
-            present = self._roster.present()
-            nodes = {client: present[client] for client in clients if client in present}
-            if last_look or len(nodes) >= enough:
-                break
-            time.sleep(POLL)
+        nodes = self._awaited(clients, min(self._rules.minimum, len(clients)) if self._started else len(clients))
         self._require(t, clients, len(nodes), "are connected")
         self._started = True
         for client in sorted(set(clients) - nodes.keys()):
             self._note("failures", client, "it is not connected")
         return nodes
+
+    def _awaited(self, clients: Sequence[int], enough: int) -> dict[int, int]:
+        """The nodes of the clients that are connected, when there are enough or the time to join is over."""
+        deadline = time.monotonic() + self._rules.join_timeout
+        while True:
+            last_look = time.monotonic() > deadline
+            present = self._roster.present()
+            nodes = {client: present[client] for client in clients if client in present}
+            if last_look or len(nodes) >= enough:
+                return nodes
+            time.sleep(POLL)
 
     def _founded(self, nodes: Mapping[int, int]) -> dict[int, int]:
         """The nodes whose clients have the foundation of their parts, or get it with the round."""
@@ -211,16 +215,22 @@ class FlowerEngine(Engine):
         """The clients that were missing in this round and the reasons: failures, and replies that were rejected."""
         return dict(self._remarks)
 
-    def finish(self, t: int, delivery: Delivery) -> None:
-        """After the last round: every client that is connected gets the final weights and drops its states."""
+    def finish(self, t: int, delivery: Delivery) -> list[int]:
+        """After the last round: every client that is connected gets the final weights and drops its states.
+
+        Returns the clients that have them. A process that has played no round waits for all clients to connect.
+        """
         held = self._held(delivery.received)
+        clients = range(len(self.setup.examples))
+        nodes = self._awaited(clients, 0 if self._started else len(clients))
         messages = {
-            client: self._message(f"query.{FINISH}", t, client, node, held, delivery)
-            for client, node in self._roster.present().items()
+            client: self._message(f"query.{FINISH}", t, client, node, held, delivery) for client, node in nodes.items()
         }
-        for client, answer in self._courier.exchange(messages, self._rules.timeout).items():
+        answers = self._courier.exchange(messages, self._rules.timeout)
+        for client, answer in answers.items():
             if isinstance(answer, str):
                 self._tell(f"Client {client} did not get the final weights: {answer}")
+        return [client for client, answer in answers.items() if not isinstance(answer, str)]
 
     def evaluate(self, parts: Parts) -> dict[str, Any]:
         """Metrics of the merged model on the server's own test set."""

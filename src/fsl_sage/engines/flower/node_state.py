@@ -13,7 +13,7 @@ NEVER = -1
 
 
 class NodeState:
-    """A directory with the client's state after each round since the server's last checkpoint."""
+    """A directory with the client's states: after the rounds that the server may continue from, and the newest one."""
 
     def __init__(self, directory: Path, run: str, client: int) -> None:
         if not RUN_ID.fullmatch(run):  # the id came over the network, and becomes the name of a directory
@@ -60,18 +60,21 @@ class NodeState:
         except OSError as error:
             raise InputError(f"The client's foundation cannot be written at its node: {error.strerror}.") from None
 
-    def forget_before(self, keep: int) -> None:
-        """Delete the states before round `keep`, to which the server cannot return."""
+    def keep_only(self, *rounds: int) -> None:
+        """Delete the states after other rounds than these. The server will not ask for them."""
         for t in self.rounds():
-            if t < keep:
+            if t not in rounds:
                 self._file(t).unlink()
 
     def finish(self, tensors: Tensors) -> None:
         """End the run: keep the final weights of the client's parts and delete the states."""
         self.directory.mkdir(parents=True, exist_ok=True)
         save_tensors(self.model_file, tensors)
-        for t in self.rounds():
-            self._file(t).unlink()
+        self.keep_only()
+
+    def is_finished(self, after: int) -> bool:
+        """Whether the final weights are here and the state after round `after`, from which they come, is not."""
+        return self.model_file.exists() and after not in self.rounds()
 
     def rounds(self) -> list[int]:
         """The rounds after which there is a state."""

@@ -18,6 +18,8 @@ WEIGHTS = "weights"
 CHUNK = 2**25
 """Bytes of a chunk; the last one of a tensor may be shorter."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_UNFINISHED = re.compile(r"([0-9a-f]{64})(?:\.[0-9]+)?(?:\.part-([0-9]+))?")
+"""The name of a chunk, or of a file that is being written, with the process that writes it."""
 
 
 class WeightStore:
@@ -41,6 +43,15 @@ class WeightStore:
             if hashlib.file_digest(file, "sha256").hexdigest() == sha256:
                 return
         path.unlink(missing_ok=True)
+
+    def drop_unfinished(self) -> None:
+        """Delete what killed processes have left: files that they were writing, and chunks of complete tensors."""
+        for path in self.directory.glob("*.*"):
+            if (name := _UNFINISHED.fullmatch(path.name)) is None:
+                continue
+            sha256, process = name.groups()
+            if _is_gone(int(process)) if process else self.path(sha256).exists():
+                path.unlink(missing_ok=True)
 
     def lacks(self, sha256: str, size: int) -> list[int]:
         """The numbers of the missing chunks of a tensor of `size` bytes."""
@@ -90,6 +101,19 @@ class WeightStore:
 def chunks_of(size: int) -> int:
     """The number of chunks of a tensor of `size` bytes."""
     return -(-size // CHUNK)
+
+
+def _is_gone(process: int) -> bool:
+    """Whether a process of this machine has ended; False where that cannot be asked."""
+    if os.name != "posix":
+        return False
+    try:
+        os.kill(process, 0)  # signal 0 only asks
+    except (ProcessLookupError, OverflowError):
+        return True
+    except PermissionError:  # it is another user's
+        pass
+    return False
 
 
 def _write(path: Path, content: bytes) -> None:

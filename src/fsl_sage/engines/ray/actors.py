@@ -1,14 +1,13 @@
 """What runs in Ray's processes: workers that serve clients, and the S-server."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import ray
 import torch
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError
 from torch import Tensor, nn
 
 from fsl_sage.devices import pick_device
@@ -16,7 +15,7 @@ from fsl_sage.engines.base import ClientError, Delivery, LostError, Outcome, Rep
 from fsl_sage.engines.intake import Intake
 from fsl_sage.engines.process import prepare_process
 from fsl_sage.engines.ray.arrays import carry_tensors_as_arrays, to_device
-from fsl_sage.engines.ray.pool import Pool, UnpreparedError
+from fsl_sage.engines.ray.pool import LOSSES, Pool, UnpreparedError
 from fsl_sage.engines.server import HostedServer
 from fsl_sage.engines.worker import Conversation, Worker, copied
 from fsl_sage.roles.protocols import Parts, Update
@@ -91,6 +90,7 @@ class WorkerActor:
 
     def advance(self, replies: Replies) -> tuple[dict[int, ClientError | None], Uploads]:
         """Run each of these clients to its next upload. Returns the clients that ended, and the others' uploads."""
+        self._check_begun(replies, self._conversations)
         said = {id: self._conversations[id](reply) for id, reply in to_device(replies, self._device).items()}
         ended = {id: word for id, word in said.items() if not isinstance(word, Message)}
         self._outcomes |= ended
@@ -99,7 +99,13 @@ class WorkerActor:
 
     def outcome(self, id: int) -> tuple[Update | ClientError, Tensors | None]:
         """How a client's round ended."""
+        self._check_begun([id], self._outcomes)
         return _apart(self._outcomes.pop(id))
+
+    def _check_begun(self, clients: Iterable[int], here: Mapping[int, Any]) -> None:
+        """Refuse clients whose rounds a process before this one began: a pool may have prepared this one since."""
+        if lost := [id for id in clients if id not in here]:
+            raise UnpreparedError(f"This worker was started again, and the rounds of the clients {lost} were lost.")
 
     def call(self, job: Job, shared: Any, item: Any) -> Any:
         """Any job, with the modules of all parts."""
@@ -149,7 +155,7 @@ class Line:
         try:
             if self._last is not None:
                 ray.get(self._last)
-        except RayActorError as error:
+        except LOSSES as error:
             raise LostError(f"The S-server was lost: {error}") from None
 
 

@@ -8,14 +8,13 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError
 from torch import Tensor
 
 from fsl_sage.config import brings_modules
 from fsl_sage.engines.base import ClientError, Delivery, Engine, Failures, LostError, Setup
 from fsl_sage.engines.ray.arrays import carry_tensors_as_arrays, to_device
 from fsl_sage.engines.ray.cluster import Crew, connect, lay_out, start_crew
-from fsl_sage.engines.ray.pool import DEATHS, TRIES, Pool, WorkerDiedError, fetch
+from fsl_sage.engines.ray.pool import DEATHS, LOSSES, TRIES, Pool, WorkerDiedError, fetch
 from fsl_sage.engines.ray.remote import RemoteServer
 from fsl_sage.engines.server import NoServer, join_states, local_tensors, part_states
 from fsl_sage.engines.worker import evaluate
@@ -234,7 +233,7 @@ class RayEngine(Engine):
     def _answer(self, reference: ray.ObjectRef) -> Any:
         try:
             return to_device(fetch(reference), self.setup.settings.device)
-        except RayActorError as error:
+        except LOSSES as error:
             raise LostError(f"The S-server was lost: {error}") from error
 
 

@@ -7,13 +7,17 @@ that still lives.
 
 import json
 import os
+import re
 import signal
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _PROCESSES = Path("/proc")
+_LIST = re.compile(r"[0-9]+-[0-9]+\.json")
+"""The name of a list: the identity of the driver that wrote it."""
 
 
 @contextmanager
@@ -24,21 +28,29 @@ def remembered() -> Iterator[None]:
     with suppress(OSError):
         folder = _folder()
         folder.mkdir(mode=0o700, exist_ok=True)
-        me = _identity(os.getpid())
-        (folder / f"{me}.json").write_text(json.dumps(sorted(_descendants() - before)))
+        if _is_ours(folder):
+            me = _identity(os.getpid())
+            (folder / f"{me}.json").write_text(json.dumps(sorted(_descendants() - before)))
 
 
 def end_leftovers() -> list[str]:
     """End the helpers of drivers that are gone; returns who was ended. Does nothing where there is no /proc."""
     with suppress(OSError):
-        if _folder().stat().st_uid == os.getuid():  # what another user has put there is no list of ours
-            gone = [file for file in _folder().glob("*.json") if not _lives(file.stem)]
+        if _is_ours(_folder()):
+            lists = [file for file in _folder().iterdir() if _LIST.fullmatch(file.name)]
+            gone = [file for file in lists if not _lives(file.stem)]
             return [helper for file in gone for helper in _end_all(file)]
     return []
 
 
 def _folder() -> Path:
     return Path(tempfile.gettempdir()) / f"fsl-sage-ray-{os.getuid()}"
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether `remembered` made the folder. In a place that all may write to, others put folders and links too."""
+    about = folder.lstat()
+    return stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid()
 
 
 def _end_all(file: Path) -> list[str]:

@@ -8,7 +8,17 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import ActorDiedError, ObjectLostError, RayActorError, RayTaskError
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnschedulableError,
+    LocalRayletDiedError,
+    NodeDiedError,
+    ObjectLostError,
+    OutOfMemoryError,
+    RayActorError,
+    RayTaskError,
+    WorkerCrashedError,
+)
 
 from fsl_sage.engines.base import LostError
 from fsl_sage.errors import TrainingError
@@ -35,8 +45,17 @@ class UnpreparedError(RuntimeError):
     """A worker has died and was started again before this was noticed."""
 
 
-DEATHS = (RayActorError, UnpreparedError)
+CANNOT_START = (ActorDiedError, ActorUnschedulableError)
+"""The errors of an actor that Ray will not start again."""
+
+LOSSES = (RayActorError, OutOfMemoryError, NodeDiedError, WorkerCrashedError, *CANNOT_START)
+"""The errors of an actor that was lost. Where Ray knows the reason it names that: too little memory, or the machine."""
+
+DEATHS = (*LOSSES, UnpreparedError)
 """The errors by which the death of a worker shows."""
+
+GREATER_LOSSES = (ObjectLostError, LocalRayletDiedError)
+"""The errors of a greater loss than that of an actor: objects of the store, or Ray's own process on this machine."""
 
 
 class Pool:
@@ -53,12 +72,13 @@ class Pool:
         free = list(self.workers)
         busy: dict[ray.ObjectRef, tuple[ActorHandle, int, Sequence[ray.ObjectRef]]] = {}
         restarting: dict[ray.ObjectRef, ActorHandle] = {}
+        deadline = time.monotonic() + PATIENCE
         while len(results) < len(calls):
             while free and waiting:
                 worker, index = free.pop(0), waiting.popleft()
                 made = calls[index](worker)
                 busy[made[0]] = worker, index, made[1:]
-            done = _first([*busy, *restarting], None if busy else PATIENCE)
+            done = _first([*busy, *restarting], None if busy else deadline)
             if done in restarting:
                 worker = restarting.pop(done)
                 if _is_up(done):
@@ -67,6 +87,7 @@ class Pool:
                     restarting[worker.prepare.remote(self._setup)] = worker
                 continue
             worker, index, rest = busy.pop(done)
+            deadline = time.monotonic() + PATIENCE
             try:
                 results[index] = (fetch(done), *rest)
                 free.append(worker)
@@ -97,12 +118,15 @@ class Pool:
         """Wait until every worker is ready."""
         answers = [worker.prepare.remote(self._setup) for worker in self.workers]
         for worker, answer in zip(self.workers, answers, strict=True):
-            while not _is_up(_first([answer], PATIENCE)):
+            deadline = time.monotonic() + PATIENCE
+            while not _is_up(_first([answer], deadline)):
                 answer = worker.prepare.remote(self._setup)
 
 
-def _first(references: list[ray.ObjectRef], timeout: float | None) -> ray.ObjectRef:
-    done, _ = ray.wait(references, num_returns=1, timeout=timeout)
+def _first(references: list[ray.ObjectRef], deadline: float | None) -> ray.ObjectRef:
+    left = None if deadline is None else deadline - time.monotonic()
+    # A worker that dies whenever it is started answers at once, again and again: only the clock ends that.
+    done = ray.wait(references, num_returns=1, timeout=left)[0] if left is None or left > 0 else []
     if not done:
         raise TrainingError(f"No worker came back within {PATIENCE:g} s; the last checkpoint is kept.")
     return done[0]
@@ -112,22 +136,22 @@ def _is_up(answer: ray.ObjectRef) -> bool:
     """Whether a worker is ready; one that is just being started again is not."""
     try:
         fetch(answer)
-    except ActorDiedError as error:
+    except CANNOT_START as error:
         raise TrainingError(f"A worker cannot be started: {error}") from error
-    except RayActorError:
+    except LOSSES:
         time.sleep(PAUSE)
         return False
     return True
 
 
 def fetch(reference: ray.ObjectRef) -> Any:
-    """The value; errors as they were raised where it was made, and RayActorError where its actor died."""
+    """The value; errors as they were raised where it was made, and one of LOSSES where its actor was lost."""
     try:
         return ray.get(reference)
     except RayTaskError as error:
         raised, told = error.cause or error, error
-    except ObjectLostError as error:
+    except GREATER_LOSSES as error:
         raised, told = error, error
-    if isinstance(raised, ObjectLostError):
+    if isinstance(raised, GREATER_LOSSES):
         raised = LostError(f"A machine of the cluster was lost, and with it a part of the run: {raised}")
     raise raised from told
