@@ -114,6 +114,17 @@ def test_the_file_says_what_each_worker_does(tmp_path: Path) -> None:
     assert read_activity(tmp_path)["workers"] == [], "what they did before is over"
 
 
+def test_a_thread_of_the_users_own_is_no_worker(tmp_path: Path) -> None:
+    for name in ("worker_main", "worker_", "worker_1a"):
+        writer = ActivityFile(tmp_path)
+        said = Thread(target=writer.activity, args=("evaluating",), name=name)
+        said.start()
+        said.join()
+        assert read_activity(tmp_path)["workers"] == []
+        assert read_activity(tmp_path)["doing"] == "evaluating"
+        writer.close()
+
+
 def test_a_full_disk_does_not_end_a_run_that_only_tells_what_it_does(tmp_path: Path) -> None:
     writer = ActivityFile(tmp_path / "no such folder")
     writer.activity("training client 1 of 3")

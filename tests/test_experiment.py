@@ -1,6 +1,9 @@
 import errno
+import itertools
 import json
 import os
+import threading
+import time
 import warnings
 from collections import OrderedDict
 from dataclasses import replace
@@ -13,13 +16,18 @@ from torch import nn
 from fsl_sage.algorithms import resolve
 from fsl_sage.config import Config, load_preset
 from fsl_sage.engines.base import LostError
+from fsl_sage.engines.local import LocalEngine
+from fsl_sage.engines.threads import Threads
 from fsl_sage.errors import InputError, RunWarning, TrainingError
 from fsl_sage.experiment import cost, draw_cohort, resume, run
+from fsl_sage.experiment.federation import Federation
 from fsl_sage.experiment.setup import make_setup
 from fsl_sage.problems.make import make_problem
 from fsl_sage.problems.parts import build_model
 from fsl_sage.records.files import load_tensors
 from fsl_sage.records.run_directory import RunDirectory
+from fsl_sage.records.trackers import StopRun, Tracker
+from fsl_sage.split import SplitError
 from fsl_sage.wire.ledger import BEFORE, NOT_IN_PAPER
 from fsl_sage.wire.message import ACTIVATIONS, AUXILIARY
 from fsl_sage.wire.paths import by_client
@@ -239,13 +247,46 @@ def test_an_s_server_that_is_lost_again_and_again_ends_the_run(tiny, monkeypatch
         run(tiny())
 
 
-def lose(monkeypatch, moment, times):
+class Told(Tracker):
+    """Remembers the rounds that it was told of, and ends the run after one of them."""
+
+    def __init__(self, last=None):
+        self.last, self.starts = last, 0
+
+    def start(self, config, directory, done):
+        self.starts += 1
+        self.rounds = [line["round"] for line in done]
+
+    def round(self, metrics):
+        self.rounds.append(metrics["round"])
+        if metrics["round"] == self.last:
+            raise StopRun("enough")
+
+
+@pytest.mark.parametrize("every", [2, 10])
+def test_a_callback_is_told_of_rounds_that_are_played_again_as_of_new_ones(tiny, monkeypatch, every):
+    told = Told()
+    lose(monkeypatch, "play_round", times=1, after=3)
+    run(tiny(rounds=4, checkpoint_every=every), [told])
+    assert told.starts == 2
+    assert told.rounds == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("every", [1, 2, 10])
+def test_a_callback_ends_a_run_after_the_same_round_if_the_s_server_is_lost_then(tiny, monkeypatch, every):
+    """Whether the checkpoint has that round, or the ones before, or there is none."""
+    lose(monkeypatch, "merged", times=1)
+    result = run(tiny(rounds=5, checkpoint_every=every), [Told(last=2)])
+    assert (len(result.metrics), result.stopped) == (3, "enough")
+
+
+def lose(monkeypatch, moment, times, after=0):
     from fsl_sage.experiment import Federation
 
-    usual, losses = getattr(Federation, moment), iter(range(times))
+    usual, calls = getattr(Federation, moment), itertools.count()
 
     def failing(self, *arguments):
-        if next(losses, None) is not None:
+        if after <= next(calls) < after + times:
             raise LostError("the S-server is gone")
         return usual(self, *arguments)
 
@@ -435,6 +476,55 @@ def test_the_final_model_loads_into_the_ordinary_model_and_scores_the_same(tiny)
 
 def test_the_checkpoint_is_kept_if_asked_for(tiny):
     assert RunDirectory(run(tiny(keep_checkpoint=True, rounds=1)).directory).checkpoint_file.exists()
+
+
+def test_a_run_that_no_longer_keeps_the_best_model_has_none(interrupted, monkeypatch):
+    """One that stayed would be taken for the best when a later round is better."""
+    config = interrupted(rounds=3, after=1, keep="best")
+    assert (config.out / "best.safetensors").exists()
+    interrupt_after(monkeypatch, 2)
+    with pytest.raises(KeyboardInterrupt):
+        resume(config.out, keep="last")
+    monkeypatch.undo()
+    assert not list(config.out.glob("best*"))
+    resume(config.out)  # which does not ask for the best model that went
+    assert not list(config.out.glob("best*"))
+
+
+def test_the_best_model_cannot_be_kept_from_the_middle_on(interrupted):
+    config = interrupted(rounds=2, after=1)
+    with pytest.raises(InputError, match="--keep best comes too late"):
+        resume(config.out, keep="best")
+    resume(config.out)
+    begun = interrupted(rounds=1, after=0)
+    resume(begun.out, keep="best")
+    assert (begun.out / "best.safetensors").exists()
+    assert RunDirectory(begun.out).config().keep == "best"
+
+
+def test_a_run_waits_for_the_threads_of_an_interrupted_one(tiny):
+    """They share torch's generator, so a model that draws would get other bits."""
+    go_on, ended = threading.Event(), threading.Event()
+    threads = Threads(make_setup(tiny()))
+
+    class LetsGo(Tracker):
+        def activity(self, doing):
+            if doing == "waiting for the threads of an interrupted run":
+                go_on.set()
+            elif doing == "loading the data":
+                assert ended.is_set()
+
+    def interrupted():
+        try:
+            threads.map(lambda _: (go_on.wait(30), time.sleep(0.1), ended.set()), [0])
+            raise KeyboardInterrupt
+        finally:
+            threads.close()
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    run(tiny(rounds=1), [LetsGo()])
+    assert go_on.is_set()
 
 
 def test_a_directory_with_a_run_is_not_overwritten(tiny):
@@ -729,3 +819,40 @@ def test_a_model_with_another_number_of_outputs_than_classes_is_told(tiny):
 
 def too_many(classes, channels):
     return Noisy(1000)
+
+
+# What is a client's own
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"algorithm": "cse-fsl"}, {"algorithm": "heron-sfl"}, {"algorithm": "fsl-sage", "warm_start": True}],
+    ids=lambda changes: changes["algorithm"],
+)
+def test_statistics_of_an_averaged_auxiliary_may_stay_local(tiny, changes):
+    assert run(tiny(rounds=2, align_every=1, model={"batch_norm": "local"}, **changes)).metrics
+
+
+@pytest.mark.parametrize("cohort", [1.0, 0.67])
+def test_a_score_with_local_statistics_is_that_of_the_averaged_weights(tiny, monkeypatch, cohort):
+    """In rounds without an average, and of clients that were away, it was that of each client's own weights."""
+    rounds = []
+    score, evaluate = Federation._evaluate, LocalEngine.evaluate
+    monkeypatch.setattr(Federation, "_evaluate", lambda self, weights: (rounds.append([]), score(self, weights))[1])
+    monkeypatch.setattr(
+        LocalEngine, "evaluate", lambda self, parts: (rounds[-1].append(parts["client"]), evaluate(self, parts))[1]
+    )
+    run(tiny(algorithm="adaptsfl", average_every=2, rounds=3, cohort=cohort, model={"batch_norm": "local"}))
+    assert len(rounds) == 3
+    for first, *others in rounds:
+        own = {name for name in first if "running" in name or "num_batches" in name}
+        assert own
+        assert others
+        assert all(torch.equal(first[name], other[name]) for other in others for name in first.keys() - own)
+
+
+def test_an_algorithm_without_auxiliary_runs_where_the_cut_allows_none(tiny):
+    for algorithm in ("fedavg", "splitfed-ss"):
+        assert run(tiny(algorithm=algorithm, rounds=1, model={"name": "small-cnn", "cut": "block3.bn"})).metrics
+    with pytest.raises(SplitError, match="the server has no blocks but its head"):
+        run(tiny(rounds=1, model={"name": "small-cnn", "cut": "block3.bn"}))

@@ -103,6 +103,33 @@ def test_a_run_that_is_lost_after_its_end_is_finished(tiny, monkeypatch):
     assert RemoteRun(SimpleNamespace(remote=Lost), directory, 1).poll() == 0
 
 
+class Silent:
+    """A seat that never answers."""
+
+    start = news = leave = SimpleNamespace(remote=lambda *_: "never answered")
+
+
+def test_a_run_that_is_played_elsewhere_is_locked_here(tiny, monkeypatch):
+    directory = RunDirectory.create(tiny())
+    monkeypatch.setattr(on_ray.ray, "wait", lambda refs, timeout: ([], refs))
+    monkeypatch.setattr(on_ray.ray, "kill", lambda _: None)
+    there = RemoteRun(SimpleNamespace(remote=Silent), RunDirectory(directory.path), 1)
+    assert there.poll() is None
+    assert directory.is_played()
+    second = RemoteRun(SimpleNamespace(remote=Silent), RunDirectory(directory.path), 1)
+    assert second.poll() == 2
+    assert "is being played by process" in (directory.path / "run.log").read_text()
+    second.terminate()
+    assert directory.is_played()
+    there.terminate()
+    assert not directory.is_played()
+
+
+def test_a_lock_holds_on_its_own_machine(tmp_path):
+    write_files(tmp_path, {".lock": b"", "config.json": b"{}"})
+    assert read_files(tmp_path) == {"config.json": b"{}"}
+
+
 def where(self):
     return ray.get_runtime_context().get_node_id()
 

@@ -10,8 +10,9 @@ import pytest
 from fsl_sage.compare import compare
 from fsl_sage.compare.grid import Grid, plan_runs
 from fsl_sage.compare.grid_run import Watcher
+from fsl_sage.compare.one_run import LOG
 from fsl_sage.compare.placement import start_here
-from fsl_sage.compare.scheduler import locked, prepare, run_grid
+from fsl_sage.compare.scheduler import _end, locked, prepare, run_grid
 from fsl_sage.config import digest, load_preset
 from fsl_sage.errors import InputError
 from fsl_sage.records.run_directory import RunDirectory
@@ -154,3 +155,50 @@ def test_the_best_model_cannot_be_kept_from_the_middle_on(preset, tmp_path):
     write_run(tmp_path / "cse-fsl_iid_seed1", replace(base, algorithm="cse-fsl", seed=1), finished=False)
     with pytest.raises(InputError, match="--keep best comes too late"):
         prepare(plan_runs(replace(base, keep="best"), Grid(algorithms=("cse-fsl",), seeds=(1,))), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["inference.json", "failure.txt", "accuracy.png", ".lock"])
+def test_what_a_run_would_write_over_is_refused_before_any_run_starts(preset, tmp_path, name):
+    last = grid_of(preset, tmp_path)[-1].directory.path
+    last.mkdir(parents=True)
+    (last / name).write_text("mine")
+    with pytest.raises(InputError, match=f"{name}.* a run would write over that"):
+        grid_of(preset, tmp_path)
+    assert (last / name).read_text() == "mine"
+
+
+def test_a_run_that_another_process_has_begun_meanwhile_is_not_taken_away(preset, tmp_path, monkeypatch):
+    """It is played when its lock is asked for, or its first round is over."""
+    name = grid_of(preset, tmp_path)[0].plan.name
+    directory = RunDirectory.create(replace(load_preset(preset), rounds=7, out=tmp_path / name))
+    rounds = iter([[], [{"round": 0}], [{"round": 0}]])
+    monkeypatch.setattr(RunDirectory, "metrics", lambda self: next(rounds, []))
+    with pytest.raises(InputError, match="holds a run with other options"):
+        grid_of(preset, tmp_path)
+    assert directory.config().rounds == 7
+
+
+def test_a_run_that_another_process_has_finished_has_not_failed(preset, tmp_path):
+    (each,) = grid_of(preset, tmp_path, algorithms=("cse-fsl",), seeds=(1,))
+    write_run(each.directory.path, each.plan.config)
+    (each.directory.path / LOG).write_text("it is finished")
+    _end(each, Failed())
+    assert (each.state, each.error) == ("failed", "it is finished")
+    assert each.directory.failure() is None
+    each.directory.result_file.unlink()
+    _end(each, Failed())
+    assert each.directory.failure() == "it is finished"
+
+
+class Failed:
+    returncode = 2
+
+    def communicate(self):
+        pass
+
+
+def test_the_lock_of_a_folder_is_not_written_over(tmp_path):
+    (tmp_path / ".lock").write_text("signed by a run")
+    with locked(tmp_path):
+        pass
+    assert (tmp_path / ".lock").read_text() == "signed by a run"

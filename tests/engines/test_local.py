@@ -7,7 +7,7 @@ import torch
 
 from fsl_sage.engines.local import LocalEngine
 from fsl_sage.engines.server import HostedServer, NoServer
-from fsl_sage.engines.threads import Threads
+from fsl_sage.engines.threads import Threads, wait_for_interrupted
 from fsl_sage.experiment import Federation
 from fsl_sage.experiment.setup import make_setup
 from fsl_sage.records.client_store import ClientStore
@@ -101,6 +101,31 @@ def test_an_interrupt_does_not_wait_for_threads_at_work(tiny):
 
 
 # Clients that are answered one by one
+
+
+def test_no_client_waits_for_ever_for_a_run_that_was_interrupted(engine, monkeypatch):
+    """Not even if the interrupt comes when they have begun, and before the S-server listens."""
+    interrupted = engine(algorithm="splitfed-ss", workers=1)
+    usual = interrupted._threads.map
+
+    def map_then_interrupt(call, items):
+        usual(call, items)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(interrupted._threads, "map", map_then_interrupt)
+
+    def played():
+        try:
+            play(interrupted, range(1))
+        finally:
+            interrupted.close()
+
+    with pytest.raises(KeyboardInterrupt):
+        played()
+    waiting = threading.Thread(target=wait_for_interrupted, daemon=True)
+    waiting.start()
+    waiting.join(20)
+    assert not waiting.is_alive()
 
 
 @pytest.mark.parametrize(

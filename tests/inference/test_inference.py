@@ -1,6 +1,7 @@
 """A run directory holds all that its model needs to be used."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -175,6 +176,18 @@ def test_a_run_that_keeps_the_last_model_alone_has_no_best(tiny) -> None:
     assert not (config.out / "best.safetensors").exists()
     with pytest.raises(InputError, match="--keep best"):
         load_model(config.out, best=True)
+
+
+def test_a_best_model_of_another_round_than_the_result_says_is_refused(trained: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(trained, tmp_path / "run"))
+    result = json.loads((copy / "result.json").read_text())
+    other = result["best_round"] + 1
+    (copy / "result.json").write_text(json.dumps({**result, "best_round": other}))
+    with pytest.raises(InputError, match=rf"best\.safetensors is not the model of round {other}, which .*result\.json"):
+        load_model(copy, best=True)
+    load_model(copy)
+    (copy / "result.json").unlink()  # a run in the middle has a best model so far
+    load_model(copy, best=True)
 
 
 def test_the_card_loads_the_model(trained: Path, own_images: Path) -> None:

@@ -89,6 +89,17 @@ def test_a_run_that_ends_in_the_meantime_is_finished(tiny, monkeypatch):
         resume(config.out)
 
 
+def test_a_lock_of_another_is_not_taken_away(tmp_path):
+    lock = tmp_path / ".lock"
+    first = held(lock)
+    first.__enter__()
+    lock.unlink()  # somebody has tidied up
+    with held(lock):
+        first.__exit__(None, None, None)
+        with pytest.raises(LockedError, match=f"process {os.getpid()}"):
+            held(lock).__enter__()
+
+
 def _count_alone(path, tries, inside, wrong):
     for _ in range(tries):
         try:

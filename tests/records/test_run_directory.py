@@ -9,6 +9,7 @@ import torch
 from fsl_sage.algorithms import resolve
 from fsl_sage.errors import InputError, RunWarning, TrainingError
 from fsl_sage.problems.score import ACCURACY, Score
+from fsl_sage.records import run_directory
 from fsl_sage.records.files import load_tensors
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.wire.ledger import Entry
@@ -145,7 +146,13 @@ def test_a_file_that_cannot_be_written_is_named_with_the_remedy(config):
         raise OSError(28, "No space left on device", str(directory.model_file))
 
 
-@pytest.mark.parametrize("name", ["clients", "README.md", "ledger.csv", "classes.csv", "model.safetensors"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("clients", "README.md", "ledger.csv", "classes.csv", "model.safetensors"),
+        *("failure.txt", "activity.json", "best-newer.safetensors"),
+    ],
+)
 def test_files_of_somebody_else_are_neither_written_over_nor_removed(config, name):
     mine = config.out / name
     mine.mkdir(parents=True) if name == "clients" else (config.out.mkdir(), mine.write_text("mine"))
@@ -155,6 +162,67 @@ def test_files_of_somebody_else_are_neither_written_over_nor_removed(config, nam
         RunDirectory.create(config)
     assert mine.exists()
     assert not (config.out / "config.json").exists()
+
+
+def test_a_lock_that_no_run_wrote_is_not_written_over(config):
+    config.out.mkdir()
+    mine = config.out / ".lock"
+    mine.write_text("mine")
+    for use in (RunDirectory(config.out).check_free, lambda: RunDirectory.create(config)):
+        with pytest.raises(
+            InputError, match=r"\.lock is no lock of a run, and a run would write over that: give another"
+        ):
+            use()
+    assert not RunDirectory(config.out).is_played()
+    assert mine.read_text() == "mine"
+    mine.write_text("")  # as a comparison leaves it
+    RunDirectory.create(config)
+
+
+def test_the_figure_of_the_score_may_not_be_somebody_elses(config):
+    directory = RunDirectory.create(config)
+    directory.figure(ACCURACY).write_text("mine")
+    with pytest.raises(InputError, match=r"holds accuracy\.png but no run, and a run would write over that"):
+        directory.save_score(ACCURACY)
+    directory.figure(ACCURACY).unlink()
+    directory.save_score(ACCURACY)
+    directory.figure(ACCURACY).write_text("the run's own")
+    directory.save_score(ACCURACY)  # as when it is resumed
+
+
+def test_who_abandons_a_run_still_holds_it(config):
+    directory = RunDirectory.create(config)
+    with directory.held():
+        directory.abandon()
+        assert RunDirectory(config.out).is_played()
+    assert not config.out.exists()
+
+
+def test_what_an_abandoned_run_has_left_is_no_hindrance(config):
+    directory = RunDirectory.create(config)
+    directory.save_failure("there are no such data")
+    directory.save_inference({})
+    (config.out / "activity.json").write_text("{}")  # of one that was killed
+    (config.out / "run.log").write_text("there are no such data")
+    directory.abandon()
+    RunDirectory.create(config)
+
+
+def test_a_kill_while_a_run_is_taken_away_leaves_a_run(config, monkeypatch):
+    """Not stray files, which the same command would refuse."""
+
+    class KillError(Exception):
+        pass
+
+    def killed(path):
+        raise KillError
+
+    directory = RunDirectory.create(config)
+    directory.save_inference({})
+    monkeypatch.setattr(run_directory, "remove_states", killed)
+    with pytest.raises(KillError):
+        directory.abandon()
+    assert directory.config_file.exists()
 
 
 @pytest.mark.parametrize("way", ["abandoned", "finished"])

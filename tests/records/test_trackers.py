@@ -5,7 +5,7 @@ import pytest
 
 from fsl_sage.errors import MissingExtra
 from fsl_sage.experiment import resume, run
-from fsl_sage.records.trackers import Tracker
+from fsl_sage.records.trackers import TRACKERS, Tracker
 
 
 class Listener(Tracker):
@@ -97,3 +97,20 @@ def test_mlflow_goes_on_with_other_workers_and_lets_others_start(tiny, tmp_path,
     resume(config.out, workers=1)
     run_id = (config.out / "mlflow-run-id").read_text()
     assert mlflow.get_run(run_id).info.status == "FINISHED"
+
+
+@pytest.mark.parametrize("name", ["tensorboard", pytest.param("mlflow", marks=pytest.mark.slow)])
+@pytest.mark.filterwarnings("ignore")
+def test_a_tracker_may_start_again_after_a_loss(tiny, tmp_path, monkeypatch, name):
+    pytest.importorskip(name)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    monkeypatch.chdir(tmp_path)
+    closed, tracker = [], TRACKERS[name]()
+    monkeypatch.setattr(
+        TRACKERS[name], "close", lambda self, close=TRACKERS[name].close: (closed.append(1), close(self))
+    )
+    for _ in range(2):
+        tracker.start(tiny(), tmp_path, [])
+        tracker.round({"round": 0, "test_loss": 1.0})
+    tracker.close()
+    assert len(closed) == 3

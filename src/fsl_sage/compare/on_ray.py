@@ -5,21 +5,22 @@ Every checkpoint comes back too, so a run whose machine is lost is resumed on an
 
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
 import ray
-from ray.exceptions import RayActorError
 
 from fsl_sage.compare.grid_run import GridRun
 from fsl_sage.compare.one_run import LOG, start_process
 from fsl_sage.compare.placement import Placement
 from fsl_sage.config import Config
 from fsl_sage.engines.ray.cluster import connect
+from fsl_sage.engines.ray.pool import LOSSES
 from fsl_sage.errors import InputError
 from fsl_sage.records.files import write_bytes
-from fsl_sage.records.run_directory import RunDirectory
+from fsl_sage.records.lock import LockedError
+from fsl_sage.records.run_directory import LOCK, RunDirectory
 
 Files = dict[str, bytes | None]
 """Contents by path below the run's directory; None for a file that is gone."""
@@ -73,7 +74,7 @@ def _start(seat: "type[Seat]", run: GridRun, workers: int) -> "RemoteRun":
 
 
 class RemoteRun:
-    """A run somewhere on the cluster, with the interface of a process."""
+    """A run somewhere on the cluster, with the interface of a process. It holds the lock of the directory here."""
 
     def __init__(self, seat: "type[Seat]", directory: RunDirectory, workers: int) -> None:
         self.returncode: int | None = None
@@ -81,7 +82,14 @@ class RemoteRun:
         self._workers = workers
         self._make_seat = seat
         self._tries = 0
-        self._sit_down()
+        self._lock = ExitStack()
+        try:
+            self._lock.enter_context(directory.held())
+        except LockedError as error:  # which the process of a run on this machine would print
+            write_files(self._directory, {LOG: f"{error}\n".encode()})
+            self.returncode = 2
+        else:
+            self._sit_down()
 
     def _sit_down(self) -> None:
         self._tries += 1
@@ -95,7 +103,7 @@ class RemoteRun:
                 files, self.returncode = ray.get(self._news)
                 write_files(self._directory, files)
                 self._news = self._seat.news.remote()
-            except RayActorError:
+            except LOSSES:
                 if RunDirectory(self._directory).finished():  # all had come back but the exit code
                     self.returncode = 0
                 elif self._tries == TRIES:
@@ -111,9 +119,11 @@ class RemoteRun:
         """Does nothing: `poll` has brought everything."""
 
     def terminate(self) -> None:
-        """Stop the run on its machine."""
-        ray.wait([self._seat.leave.remote()], timeout=10)
-        ray.kill(self._seat)
+        """Stop the run on its machine, and let its directory go."""
+        with self._lock:
+            if self._tries:
+                ray.wait([self._seat.leave.remote()], timeout=10)
+                ray.kill(self._seat)
 
 
 class Seat:
@@ -151,10 +161,10 @@ class Seat:
 
 
 def _marks(path: Path) -> dict[str, tuple[int, int]]:
-    """(time of change, size) by file; files that are still being written are left out."""
+    """(time of change, size) by file. Files that are still being written are left out, and the lock of a machine."""
     marks = {}
     for file in path.rglob("*"):
-        if file.suffix != ".part" and file.is_file():
+        if file.suffix != ".part" and file.name != LOCK and file.is_file():
             with suppress(FileNotFoundError):
                 stat = file.stat()
                 marks[str(file.relative_to(path))] = stat.st_mtime_ns, stat.st_size

@@ -3,7 +3,7 @@
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +12,8 @@ from fsl_sage.compare.grid_run import GridRun, Running, Start, Watcher
 from fsl_sage.compare.one_run import LOG
 from fsl_sage.config import option
 from fsl_sage.errors import InputError
+from fsl_sage.problems.make import score_of
+from fsl_sage.records.lock import LockedError
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.report.options import recorded_options, settings_of
 
@@ -26,29 +28,32 @@ def prepare(plans: Sequence[Plan], out: Path) -> list[GridRun]:
     for run in others:
         if run.directory.metrics():
             raise _another_run(run)
+    for run in runs:
+        if run not in held and run.directory.path.exists():
+            run.directory.check_free(score_of(run.plan.config))
     for run in held:
         if run in others or _looks_elsewhere(run):
-            if run.directory.is_played():
-                raise InputError(
-                    f"Another process plays a run with other options in {run.directory.path}: wait for it, or give "
-                    "another --out."
-                )
-            run.directory.abandon()
+            _abandon(run)
         else:
             run.look()
             run.state = "finished" if run.directory.finished() else "waiting"
-            if run.state == "waiting" and run.last is not None:
-                _check_kept(run)
+            if run.state == "waiting":
+                run.directory.check_keep(run.plan.config.keep)
     return runs
 
 
-def _check_kept(run: GridRun) -> None:
-    """Refuse to begin keeping the best model in the middle of a run: it may be of a round that is over."""
-    if run.plan.config.keep == "best" and run.directory.config().keep != "best":
+def _abandon(run: GridRun) -> None:
+    """Take away a run that never began, unless another process is about to begin it."""
+    try:
+        with run.directory.held():
+            if run.directory.metrics():  # since we looked
+                raise _another_run(run)
+            run.directory.abandon()
+    except LockedError:
         raise InputError(
-            f"--keep best comes too late for {run.directory.path}: the model of its best round so far is gone. Go on "
-            "without, or give another --out."
-        )
+            f"Another process plays a run with other options in {run.directory.path}: wait for it, or give another "
+            "--out."
+        ) from None
 
 
 def _looks_elsewhere(run: GridRun) -> bool:
@@ -111,7 +116,7 @@ def locked(out: Path) -> Iterator[None]:
     """Refuse a second comparison in the same folder at the same time (where the system has file locks)."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        file = open(out / ".lock", "w")  # noqa: SIM115
+        file = open(out / ".lock", "a")  # noqa: SIM115
     except OSError as error:
         raise InputError(f"--out {out} cannot be written: {error.strerror}.") from None
     with file:
@@ -143,8 +148,10 @@ def _end(run: GridRun, process: Running) -> None:
         run.error = f"killed by signal {-code}" + (" (out of memory?)" if -code == signal.SIGKILL else "")
     else:
         run.error = said[-1] if said else "it ended and printed nothing"
-    if not run.directory.is_played():  # by another process, which is why this one could not
-        run.directory.save_failure(run.error)
+    # Another process may play the run, which is why this one could not, or may have finished it.
+    with suppress(InputError), run.directory.held():
+        if not run.directory.finished():
+            run.directory.save_failure(run.error)
 
 
 def _stop(run: GridRun, process: Running) -> None:

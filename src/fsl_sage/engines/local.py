@@ -142,8 +142,8 @@ class LocalEngine(Engine):
             now(f"training {len(running)} clients, exchange {next(steps)}")
             desk = Desk(running)
             at_work = [{id: conversations[id] for id in share if id not in outcomes} for share in shares]
-            ends = self._threads.map(partial(self._take_steps, desk), at_work)
-            with desk.giving_up():
+            with desk.giving_up():  # also if an interrupt comes just when the clients have begun
+                ends = self._threads.map(partial(self._take_steps, desk), at_work)
                 for id in running:
                     if isinstance(upload := desk.heard(id), Message):
                         desk.answer(id, self._server.exchange({id: upload}, link)[id])

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from fsl_sage.activity import now
 from fsl_sage.engines.base import Setup
 from fsl_sage.engines.process import prepare_process
 from fsl_sage.engines.worker import Worker
@@ -18,6 +19,9 @@ from fsl_sage.roles.work import Settings
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+_interrupted: list[ThreadPoolExecutor] = []
+"""The threads of runs that were interrupted in this process: they may still be at work."""
 
 
 class Threads:
@@ -58,10 +62,20 @@ class Threads:
         return list(self.map(one, items))
 
     def close(self) -> None:
-        """Stop the threads. After an interrupt their current work is not waited for."""
+        """Stop the threads. After an interrupt their current work is not waited for; the next run does that."""
         interrupted = isinstance(sys.exc_info()[1], KeyboardInterrupt)
+        if interrupted:
+            _interrupted.append(self._pool)
         self._pool.shutdown(wait=not interrupted, cancel_futures=True)
         torch.set_num_threads(self._threads_before)
+
+
+def wait_for_interrupted() -> None:
+    """Wait until no thread of an interrupted run is at work: it shares torch's generator with the next run's."""
+    while _interrupted:
+        now("waiting for the threads of an interrupted run")
+        _interrupted[-1].shutdown()
+        _interrupted.pop()
 
 
 def number_of_workers(settings: Settings, clients: int) -> int:

@@ -18,6 +18,7 @@ from fsl_sage.config import NO_PART_OF_THE_RESULT, Config, DataConfig, option, r
 from fsl_sage.engines.base import Engine, LostError, Setup
 from fsl_sage.engines.local import LocalEngine
 from fsl_sage.engines.process import prefer_huge_pages
+from fsl_sage.engines.threads import wait_for_interrupted
 from fsl_sage.errors import InputError, MissingExtra, RunWarning, TrainingError
 from fsl_sage.experiment.checkpoints import Checkpoints
 from fsl_sage.experiment.client_disk import say_disk_use
@@ -166,7 +167,9 @@ def _play(
     given_build: Build | None,
 ) -> Result:
     prefer_huge_pages()  # before the data is loaded
+    wait_for_interrupted()
     check_config(config)
+    directory.check_keep(config.keep)
     if (remark := make_algorithm(config).remark()) is not None:
         warn(remark, RunWarning, stacklevel=3)
     # 1. The problem, and the roles: clients and servers; as they were at the last checkpoint, if there is one.
@@ -175,6 +178,7 @@ def _play(
     problem = given or make_problem(config)
     score = problem.score
     with directory.writing():
+        directory.set_keep(config.keep)
         directory.save_score(score)
         directory.save_inference(problem.inference())
     federation, metrics = _restore(directory, config, problem, build)
@@ -182,8 +186,7 @@ def _play(
     losses = Counter[int]()
     ended: str | None = None
     try:
-        for callback in callbacks:
-            callback.start(config, directory.path, metrics)
+        _start(callbacks, config, directory, metrics)
         # 2. The rounds, until a stop rule is met.
         while True:
             t = len(metrics)
@@ -201,6 +204,9 @@ def _play(
                     raise
                 federation.engine.close()
                 federation, metrics = _restore(directory, config, problem, build)
+                if len(metrics) < t:  # the round after which a callback ended the run is still to come
+                    ended = None
+                _start(callbacks, config, directory, metrics)
                 continue
             ended = _tell(callbacks, metrics[-1])
         # 3. The final model, the figure, the result.
@@ -265,6 +271,14 @@ def _conclude(
         callback.finish(result)
     if "remark" in result:
         warn(result["remark"], RunWarning, stacklevel=3)
+
+
+def _start(
+    callbacks: Sequence[Tracker], config: Config, directory: RunDirectory, metrics: list[dict[str, Any]]
+) -> None:
+    """Tell every callback that the run begins with these rounds; also again, when later ones were lost."""
+    for callback in callbacks:
+        callback.start(config, directory.path, metrics)
 
 
 def _tell(callbacks: Sequence[Tracker], metrics: dict[str, Any]) -> str | None:

@@ -41,9 +41,9 @@ class ActivityFile(Tracker):
             if stage != self._stage:  # what workers did before is over
                 self._stage = stage
                 self._workers.clear()
-            speaker = threading.current_thread().name
-            if speaker.startswith("worker_"):
-                self._workers[f"worker {int(speaker.removeprefix('worker_')) + 1}"] = (doing, self._now())
+            # A thread of the user's own may be called worker_main.
+            if speaker := re.fullmatch(r"worker_(\d+)", threading.current_thread().name):
+                self._workers[f"worker {int(speaker[1]) + 1}"] = (doing, self._now())
             if self._clock() >= self._next or stage != written:
                 self._next = self._clock() + PAUSE
                 self._write(doing)

@@ -23,8 +23,20 @@ def held(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)  # while it is still held, so that nobody takes a lock that has no name any more
+        if _is_at(file, path):  # else it is another's
+            path.unlink()  # while it is still held, so that nobody takes a lock that has no name any more
         file.close()
+
+
+def is_foreign(path: Path) -> bool:
+    """Whether a file at `path` is no lock: somebody else has written it."""
+    try:
+        content = path.read_text()
+    except ValueError:  # it is no text
+        return True
+    except OSError:  # there is none, or it is for `held` to say why it cannot be read
+        return False
+    return bool(content) and _signature(content) is None
 
 
 def _take(path: Path) -> IO[str]:
@@ -72,9 +84,17 @@ def _sign(file: IO[str]) -> None:
 
 
 def _holder(file: IO[str]) -> str:
+    file.seek(0)
     try:
-        file.seek(0)
-        who: dict[str, Any] = json.load(file)
-        return f"process {who['process']} on {who['machine']} since {who['since']}"
-    except (ValueError, KeyError, TypeError):
+        return _signature(file.read()) or "another process"
+    except ValueError:
         return "another process"
+
+
+def _signature(content: str) -> str | None:
+    """Who has signed a lock, in words; None where nobody has."""
+    try:
+        who: dict[str, Any] = json.loads(content)
+        return f"process {who['process']} on {who['machine']} since {who['since']}"
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None

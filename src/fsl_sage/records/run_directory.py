@@ -41,16 +41,18 @@ from fsl_sage.config import NO_PART_OF_THE_RESULT, Config, digest, from_dict, fr
 from fsl_sage.errors import InputError, TrainingError, listed
 from fsl_sage.problems.score import ACCURACY, Score
 from fsl_sage.reading import read_json
+from fsl_sage.records.activity_file import ACTIVITY
 from fsl_sage.records.class_tables import read_classes, write_by_class, write_classes
 from fsl_sage.records.client_store import remove_states
 from fsl_sage.records.config_file import leads_nowhere, read_config_file, score_in, versions, warn_of_versions
 from fsl_sage.records.files import as_csv, as_file_name, load_tensors, readable, save_tensors, write_bytes, write_json
-from fsl_sage.records.lock import LockedError, held
+from fsl_sage.records.lock import LockedError, held, is_foreign
 from fsl_sage.records.log import Log
 from fsl_sage.wire.ledger import Entry
 from fsl_sage.wire.message import Tensors
 
 _SEAL = "sha256"
+LOCK = ".lock"
 LEDGER_HEADER = "round,client,direction,kind,bytes\n"
 
 
@@ -76,17 +78,23 @@ class RunDirectory:
         self.result_file = path / "result.json"
         self.classes_file = path / "classes.csv"
         self.by_class_file = path / "test_by_class.csv"
+        self._lock = path / LOCK
         self._logs = {
             file.name: Log(file, header)
             for file, header in ((self.ledger_file, LEDGER_HEADER), (self.metrics_file, ""))
         }
 
-        self._taken = (
-            *(self.metrics_file, self.ledger_file, self.checkpoint_file, self.clients, self.model_file, self.best_file),
-            *(self.inference_file, self.card_file, self.adapter, self.result_file, self.classes_file),
-            *(self.by_class_file, path / "classes.png"),
+        self._early = (
+            *(self.metrics_file, self.ledger_file, self._newer_best, self.inference_file, self.failure_file),
+            *(self.classes_file, path / "classes.png", path / ACTIVITY),
         )
-        """What a run writes over and takes away: none of it may be somebody else's."""
+        """What may be there before a run has finished its first round."""
+        self._taken = (
+            *(*self._early, self.checkpoint_file, self.clients, self.model_file, self.best_file, self.card_file),
+            *(self.adapter, self.result_file, self.by_class_file),
+        )
+        """What a run writes over and takes away: none of it may be somebody else's. Nor may the figure of its score,
+        whose name is known later, and the lock."""
 
         self._is_held = False
 
@@ -105,26 +113,44 @@ class RunDirectory:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the lock of this run; a LockedError says which other process has it, if one has."""
+        """Hold the lock of this run; a LockedError says which other process has it, if one has.
+
+        A directory that is empty when the lock is let go is taken away.
+        """
         if self._is_held:
             yield
             return
         with ExitStack() as stack:
             try:
                 self.path.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(held(self.path / ".lock"))
+                self._check_lock()
+                stack.callback(self._leave)
+                stack.enter_context(held(self._lock))
             except FileExistsError:
-                raise InputError(f"--out {self.path} is a file: give a directory for the run.") from None
+                raise self._is_a_file() from None
             except OSError as error:
                 raise InputError(f"{self.path} cannot be written: {error.strerror}.") from None
             self._is_held = True
             stack.callback(setattr, self, "_is_held", False)
             yield
 
+    def _leave(self) -> None:
+        with suppress(OSError):  # it is not empty
+            self.path.rmdir()
+
+    def _check_lock(self) -> None:
+        if is_foreign(self._lock):
+            raise InputError(
+                f"{self._lock} is no lock of a run, and a run would write over that: give another --out, or move it "
+                "away."
+            )
+
     def is_played(self) -> bool:
         """Whether a process plays the run at this moment."""
+        if is_foreign(self._lock):
+            return False
         try:
-            with held(self.path / ".lock"):
+            with held(self._lock):
                 return False
         except LockedError:
             return True
@@ -152,15 +178,29 @@ class RunDirectory:
         if self.config_file.exists():
             going_on = ", which is finished:" if self.finished() else f": resume it with '{self.resuming}', or"
             raise InputError(f"{self.path} already holds a run{going_on} give another --out.")
-        if others := [path.name for path in self._taken if path.exists()]:
-            raise InputError(
-                f"--out {self.path} holds {listed(others)} but no run, and a run would write over that: give another "
-                "--out."
-            )
+        self.check_free()
         try:
             write_json(self.config_file, {"config": to_dict(config), "digest": digest(config), **versions()})
         except OSError as error:
             raise InputError(f"--out {self.path} cannot be written: {error.strerror}.") from None
+
+    def check_free(self, score: Score | None = None) -> None:
+        """Refuse a directory without a run that holds what a run would write over; with the score its figure too."""
+        if self.path.exists() and not self.path.is_dir():
+            raise self._is_a_file()
+        self._check_lock()
+        figures = () if score is None else (self.figure(score),)
+        self._refuse([path.name for path in (*self._taken, *figures) if path.exists()])
+
+    def _is_a_file(self) -> InputError:
+        return InputError(f"--out {self.path} is a file: give a directory for the run.")
+
+    def _refuse(self, others: Sequence[str]) -> None:
+        if others:
+            raise InputError(
+                f"--out {self.path} holds {listed(others)} but no run, and a run would write over that: give another "
+                "--out."
+            )
 
     def take_over(self, config: Config) -> None:
         """Write down those options of a configuration that may change in a run: they are no part of its result."""
@@ -197,16 +237,14 @@ class RunDirectory:
         warn_of_versions(self.config_file)
 
     def abandon(self) -> None:
-        """Take away a run that could not even start."""
-        if not self.metrics():
-            figure = self.path / "classes.png"
-            lock = self.path / ".lock"
-            logs = (self.metrics_file, self.ledger_file, self.classes_file)
-            for path in (self.config_file, self.inference_file, *logs, figure, lock):
+        """Take away a run that could not even start; its directory too, if nothing else is in it."""
+        with self.held():
+            if self.metrics():
+                return
+            for path in self._early:
                 path.unlink(missing_ok=True)
             remove_states(self.clients)
-            if not any(self.path.iterdir()):
-                self.path.rmdir()
+            self.config_file.unlink(missing_ok=True)  # last: what a kill leaves before is still a run, not a stray file
 
     def figure(self, score: Score) -> Path:
         """The figure of the headline score."""
@@ -215,8 +253,10 @@ class RunDirectory:
     # What a run writes
 
     def save_score(self, score: Score) -> None:
-        """Write down what the run is judged by."""
+        """Write down what the run is judged by. From here on the figure of that score is the run's."""
         written = read_config_file(self.config_file)
+        if "score" not in written and (figure := self.figure(score)).exists():
+            self._refuse([figure.name])
         if written.get("score") != (values := asdict(score)):
             write_json(self.config_file, {**written, "score": values})
 
@@ -225,6 +265,26 @@ class RunDirectory:
         written = _bytes_of({**needed, _SEAL: _seal(needed)})
         if not self.inference_file.exists() or self.inference_file.read_bytes() != written:
             write_bytes(self.inference_file, written)
+
+    def check_keep(self, keep: str) -> None:
+        """Refuse to begin keeping the best model in the middle of a run: it may be of a round that is over."""
+        if keep == "best" and self.config().keep != "best" and self.metrics():
+            raise InputError(
+                f"--keep best comes too late for {self.path}: the model of its best round so far is gone. Go on "
+                "without it, or give another --out to a new run."
+            )
+
+    def set_keep(self, keep: str) -> None:
+        """Write down whether the best model is kept from here on. If it is not, the one so far goes.
+
+        A later round may be better, and then nobody would know that this one is no longer the best.
+        """
+        written = read_config_file(self.config_file)
+        if written["config"].get("keep", "last") != keep:
+            write_json(self.config_file, {**written, "config": {**written["config"], "keep": keep}})
+        if keep != "best":
+            for file in (self.best_file, self._newer_best):
+                file.unlink(missing_ok=True)
 
     def save_best(self, model: Mapping[str, Tensor], t: int) -> None:
         """Keep the model of round t beside the best one before, whose place it takes at the next checkpoint."""

@@ -20,12 +20,14 @@ class Tracker:
     """
 
     def start(self, config: Config, directory: Path, done: list[dict[str, Any]]) -> None:
-        """Called when the run starts.
+        """Called when the run starts, and again when it goes on from its last checkpoint after a loss of the S-server.
+
+        Rounds after that checkpoint are played once more: forget what `round` has told, and begin with `done`.
 
         Args:
             config: Everything that decides the run.
             directory: The run's directory.
-            done: The metrics of rounds that were played before, if the run is resumed.
+            done: The metrics of rounds that were played before, if the run is resumed or goes on after a loss.
         """
 
     def round(self, metrics: dict[str, Any]) -> None:
@@ -62,6 +64,7 @@ class TensorBoard(Tracker):
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise MissingExtra("--track tensorboard", "track") from None
+        self.close()  # the run may have started before
         self._writer = SummaryWriter(str(directory / "tensorboard"), purge_step=len(done))
 
     def round(self, metrics: dict[str, Any]) -> None:
@@ -86,6 +89,7 @@ class MLflow(Tracker):
             import mlflow
         except ImportError:
             raise MissingExtra("--track mlflow", "track") from None
+        self.close()  # the run may have started before
         self._mlflow = mlflow
         known = directory / "mlflow-run-id"
         begun = known.read_text() if known.exists() else None
