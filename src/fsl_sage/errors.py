@@ -62,3 +62,8 @@ def listed(names: Iterable[str], word: str = "and") -> str:
     """Names as a person lists them: a, b and c."""
     *most, last = names
     return f"{', '.join(most)} {word} {last}" if most else last
+
+
+def sentence(text: str) -> str:
+    """A text that another sentence may follow: with a full stop, unless it has its own end."""
+    return text if text.endswith((".", "!", "?", "…")) else f"{text}."

@@ -1,6 +1,8 @@
 """The command line as a user types it: in a process of its own."""
 
 import json
+import os
+import re
 import resource
 import signal
 import subprocess
@@ -16,6 +18,8 @@ import torch
 from fsl_sage import cli
 from fsl_sage.cli import commands
 from fsl_sage.cli.arguments import CostArguments, RunArguments
+from fsl_sage.cli.consoles import OUT
+from fsl_sage.cli.front import COMMANDS
 from fsl_sage.cli.parsing import parse, parse_comparison
 from fsl_sage.errors import InputError
 from fsl_sage.records.files import load_tensors
@@ -292,3 +296,126 @@ def test_a_word_that_is_no_number_is_refused_in_plain_words(words, told, capsys)
 def test_a_list_of_a_comparison_has_a_value(name):
     with pytest.raises(InputError, match=f"{name} stands there without a value"):
         parse_comparison([name, "--rounds", "2"])
+
+
+@pytest.mark.parametrize(("given", "read"), [("1,2", (1, 2)), ("3", (3,))])
+def test_commas_may_join_the_lists_of_a_comparison(given, read):
+    for words in (["--seeds", given], [f"--seeds={given}"]):
+        arguments, grid = parse_comparison(["--algorithms", "fedavg,fsl-sage", *words, "--target", "0.3,0.5"])
+        assert (grid.algorithms, grid.seeds) == (("fedavg", "fsl-sage"), read)
+        assert arguments.report.target == (0.3, 0.5)
+    _, grid = parse_comparison(["--alpha", "iid,0.1", "--vary", "align_every=1,2"])
+    assert (grid.alpha, grid.vary) == (("iid", "0.1"), {"align_every": (1, 2)})
+
+
+def test_a_preset_behind_a_list_is_no_value_of_it(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text("clients = 7")
+    for words in (["--algorithms", "fedavg", "fsl-sage"], ["--seeds", "1"], ["--seeds=1"]):
+        arguments, _ = parse_comparison([*words, str(file)])
+        assert (arguments.file, arguments.config.clients) == (file, 7)
+    assert parse(RunArguments, "run", ["--align-rounds", "0", "1", str(file)]).config.clients == 7
+    with pytest.raises(InputError, match="are several presets"):
+        parse_comparison(["other.toml", "--algorithms", "fedavg", str(file)])
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--keep-checkpoint=True"], "give --keep-checkpoint or --no-keep-checkpoint"),
+        (["--keep-checkpoint", "true"], "give --keep-checkpoint or --no-keep-checkpoint"),
+        (["--no-keep-checkpoint", "FALSE"], "give --keep-checkpoint or --no-keep-checkpoint"),
+        (["--data.augment=no"], "give --data.augment or --data.no-augment"),
+        (["--warm-start=1"], "give --warm-start or --no-warm-start"),
+    ],
+)
+def test_a_flag_takes_no_value(words, told):
+    with pytest.raises(InputError, match=f"takes no value: {told}"):
+        parse(RunArguments, "run", words)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("watch --port abc there", "'abc' is not a whole number"),
+        ("resume there --workers x", "'x' is not a whole number"),
+        ("report there --target abc", "'abc' is not a number such as 0.5"),
+        ("predict there --top x", "'x' is not a whole number"),
+    ],
+)
+def test_every_command_refuses_numbers_in_plain_words(words, told, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(words.split())
+    said = capsys.readouterr()
+    assert told in said.out + said.err
+
+
+def test_a_number_beyond_its_limit_is_told_the_limit():
+    with pytest.raises(InputError, match=f"--seed {10**23} is not possible: give a whole number from 0 to {2**62}"):
+        parse(RunArguments, "run", ["--seed", str(10**23)])
+    with pytest.raises(InputError, match="--seed -1 is not possible: give a whole number from 0 up"):
+        parse(RunArguments, "run", ["--seed", "-1"])
+
+
+def told(words, capsys):
+    """What a command that is refused says."""
+    with pytest.raises(SystemExit) as left:
+        cli.main([*map(str, words)])
+    assert left.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_only_what_can_be_fetched_is_offered(capsys):
+    said = told(["data", "get", "folder:photos"], capsys)
+    assert "cifar10-mini, cifar10, cifar100, fashion-mnist, imdb, smollm2-135m, minilm-l6." in said
+    assert "PATH" not in said
+
+
+@pytest.mark.parametrize(("file", "says"), [("x.txt", "give a PNG file"), ("nodir/x.png", "there is no directory")])
+@pytest.mark.parametrize("command", [["cuts"], ["theory", "nowhere"]])
+def test_a_figure_that_cannot_be_written_is_refused_before_the_work(command, file, says, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(commands, "cuts_of", lambda _: pytest.fail("the work was done first"))
+    assert says in told([*command, "--figure", tmp_path / file], capsys)
+
+
+def unread():
+    """For a process whose output nobody reads."""
+    reads, writes = os.pipe()
+    os.close(reads)
+    os.dup2(writes, 1)
+
+
+def test_a_training_goes_on_when_nobody_reads(tmp_path):
+    out = tmp_path / "run"
+    done = command("run", *SMALL, "--out", out, prepare=unread)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (out / "result.json").exists()
+
+
+@pytest.mark.parametrize("words", [["cost", "--model.name", "small-cnn"], [], ["run", "--help"]])
+def test_what_is_not_read_any_more_is_no_error(words):
+    done = command(*words, prepare=unread)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def all_unread():
+    """For a process whose output and errors nobody reads."""
+    unread()
+    os.dup2(1, 2)
+
+
+def test_an_error_that_is_not_read_keeps_its_exit_code():
+    assert command("run", "--rounds", "-1", prepare=all_unread).returncode == 2
+
+
+@pytest.mark.parametrize("words", [[], ["deploy"]])
+@pytest.mark.parametrize("width", [60, 80])
+def test_the_list_of_commands_has_a_hanging_indent(words, width, monkeypatch, capsys):
+    monkeypatch.setattr(OUT, "_width", width)
+    cli.main(words)
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= width
+    (rows,) = (block.splitlines() for block in shown.split("\n\n") if re.match(r"  \w", block))
+    summaries = re.match(r"  \S+( DIR)? +", rows[0]).end()
+    assert len(rows) > len(COMMANDS if not words else ("init", "export-side", "demo"))
+    assert all(line[:summaries].endswith("  ") for line in rows)

@@ -84,7 +84,10 @@ def test_the_command_says_how_to_go_on(preset, tmp_path, monkeypatch, capsys):
     [
         ([], "compare needs --out"),
         (["--vary", "align_evry=2"], "'align_evry' is not an option"),
-        (["--alpha", "0"], "--data.alpha 0 is not possible"),
+        (["--alpha", "0"], "--alpha 0 is not possible: give a number from 0.01 to 10000, or iid."),
+        (["--jobs", "0"], "--jobs 0 is not possible: give a whole number from 1 up."),
+        (["--jobs", "-3"], "--jobs -3 is not possible"),
+        (["--vary", "align_rounds=0,1"], "as in --vary 'align_rounds=[0,1]'"),
         (["--target", "50"], "--target 50 is not possible"),
     ],
 )

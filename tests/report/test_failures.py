@@ -4,6 +4,7 @@ import pytest
 
 from fsl_sage import Tracker, TrainingError, report, resume, run
 from fsl_sage.records.run_directory import RunDirectory
+from tests.report.made_up import made_up_config, write_run
 
 
 class Trouble(Tracker):
@@ -26,3 +27,10 @@ def test_failed_runs_are_named_until_they_are_resumed(tiny, tmp_path):
     resume(broken.out)
     assert RunDirectory(broken.out).failure() is None
     assert report(str(tmp_path / "all")).notes == []
+
+
+def test_a_reason_without_a_full_stop_gets_one(tmp_path):
+    write_run(tmp_path / "a", made_up_config("fedavg"))
+    path = write_run(tmp_path / "b", made_up_config("fsl-sage"), finished=False)
+    RunDirectory(path).failure_file.write_text("ValueError: no (mine.py, line 11)")
+    assert report(tmp_path).notes == ["b failed: ValueError: no (mine.py, line 11). It is shown up to round 12."]

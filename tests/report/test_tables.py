@@ -136,3 +136,15 @@ def test_runs_that_are_judged_by_another_score_stand_beside(tmp_path):
     runs = tables_of(tmp_path)["runs"]
     (line,) = [line for line in runs.data if line["run"] == "mine"]
     assert (line["best"], line["final"]) == ("", "")
+
+
+def test_small_steps_keep_digits_that_count(tmp_path):
+    path = write_run(tmp_path / "a", made_up_config("fedavg"), accuracies=[0.5])
+    line = json.loads((path / "metrics.jsonl").read_text())
+    small = {"client_static_bytes": 5000, "client_working_bytes": 1234, "client_step_flops": 23_456}
+    (path / "metrics.jsonl").write_text(json.dumps({**line, **small}) + "\n")
+    table = tables_of(tmp_path)["runs"]
+    assert (table.data[0]["client_memory_mb"], table.data[0]["client_gflops"]) == (0.006234, 0.00002346)
+    shown = dict(zip(table.columns, table.rows[0], strict=True))
+    assert shown["client MB"].text == "0.006234"
+    assert shown["client GFLOPs"].text == "0.00002346"

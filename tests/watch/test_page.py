@@ -1,11 +1,14 @@
 """The page in a real browser: it follows runs, and whatever their files hold stays text."""
 
+import itertools
 import json
+import re
 from pathlib import Path
 
 from fsl_sage import run
 from fsl_sage.records.planned import save_plan
 from fsl_sage.records.trackers import Tracker
+from fsl_sage.wire import message
 from tests.report.browser import chromium
 from tests.report.test_page import needs_chromium
 from tests.watch.made_up import go_on, played, run_of, served
@@ -136,3 +139,26 @@ def test_runs_side_by_side_that_nobody_planned_end_with_the_last_of_them(tmp_pat
         page.until("document.querySelectorAll('.run[data-run]').length === 2")
         page.until("document.querySelectorAll('.tile .more')[1]?.textContent.startsWith('until about')")
         assert texts(page, ".tile .big")[1] in texts(page, ".run dd")
+
+
+KINDS = sorted(value for name, value in vars(message).items() if name.isupper() and isinstance(value, str))
+
+
+@needs_chromium
+def test_every_kind_of_bytes_has_its_own_colour(tmp_path: Path) -> None:
+    path = run_of(tmp_path / "runs" / "a", rounds=2)
+    hostile = ["constructor"]
+    with open(path / "ledger.csv", "a") as file:
+        file.writelines(f"0,0,up,{kind},1000000\n" for kind in [*KINDS, *hostile])
+    with served(tmp_path / "runs") as server, chromium(tmp_path / "profile") as page:
+        for scheme in ("light", "dark"):
+            page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+            page.open(server.address)
+            page.until("document.querySelectorAll('.kinds i').length > 0")
+            assert sorted(texts(page, ".kinds span")) == sorted([*KINDS, *hostile])
+            shown = page.value("[...document.querySelectorAll('.kinds i')].map((one) => one.style.background)")
+            colours = [[int(part) for part in re.findall(r"\d+", each)] for each in shown]
+            apart = [sum(map(abs, map(int.__sub__, a, b))) for a, b in itertools.combinations(colours, 2)]
+            assert min(apart) > 40, "two kinds can hardly be told apart"
+        assert "everything, labels and first download included" in texts(page, "#moved .lead")
+        assert page.problems == []

@@ -22,7 +22,8 @@ def test_a_run_that_goes_on_is_read_round_by_round(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     assert run["last"]["bytes_paper"] == lines[-1]["bytes_paper"]
     assert run["best"] == max(line["test_accuracy"] for line in lines)
-    assert run["left"] == pytest.approx(lines[-1]["elapsed_seconds"] * 9 / 3)
+    first, _, last = (line["elapsed_seconds"] for line in lines)
+    assert run["left"] == pytest.approx((last - first) * 9 / 2)
     go_on(path, 2)
     assert watched.runs()["a"]["rounds"] == 5
     rounds = watched.rounds(run["number"], 3)
@@ -184,3 +185,25 @@ def test_nothing_is_written_and_no_lock_is_taken(tmp_path: Path) -> None:
     before = everything()
     Looks(tmp_path).state()
     assert everything() == before
+
+
+def test_the_command_for_a_first_run_writes_into_the_watched_folder(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Looks(Path("not/there")).state()["first"] == str(tmp_path / "not" / "there" / "first")
+    assert Looks(Path("my runs")).state()["first"] == f"'{tmp_path / 'my runs' / 'first'}'"
+
+
+def test_the_first_round_does_not_count_for_the_time_left(tmp_path: Path) -> None:
+    path = played(run_of(tmp_path / "a", rounds=3))
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    for line, elapsed in zip(lines, (60.0, 62.0, 64.0), strict=True):
+        line["elapsed_seconds"] = elapsed
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert Looks(tmp_path).runs()["a"]["left"] == 9 * 2.0
+
+
+def test_a_failure_without_a_full_stop_gets_one(tmp_path: Path) -> None:
+    for name, said in (("a", "mine.py, line 11)"), ("b", "The loss became nan.")):
+        (run_of(tmp_path / name) / "failure.txt").write_text(said)
+    reasons = {name: run["reason"] for name, run in Looks(tmp_path).runs().items()}
+    assert reasons == {"a": "mine.py, line 11).", "b": "The loss became nan."}

@@ -73,6 +73,7 @@ def test_localhost_is_this_host(server):
         {"Sec_Fetch_Site": "same-site"},
         {"Origin": "http://evil.example"},
         {"Origin": "null"},
+        {"Origin": "http://["},
     ],
 )
 def test_the_page_of_another_site_gets_nothing(server, headers):
@@ -97,6 +98,7 @@ def test_the_page_of_another_site_gets_nothing(server, headers):
         "/rounds?run=999&from=0",
         "/rounds",
         "/favicon.ico",
+        "http://[x/state",
     ],
 )
 def test_there_are_no_other_addresses(server, path):
@@ -122,7 +124,7 @@ def test_a_file_and_a_port_that_is_taken_are_refused(server, tmp_path):
         Server(tmp_path / "secret")
     with pytest.raises(InputError, match=rf"--port {server.server_port} cannot be used: .* Leave it out"):
         Server(tmp_path, server.server_port)
-    with pytest.raises(InputError, match="--port 99999 cannot be used"):
+    with pytest.raises(InputError, match=r"--port 99999 cannot be used: give one from 1 to 65535, or [^.]*\.$"):
         Server(tmp_path, 99999)
 
 
@@ -163,3 +165,9 @@ def test_a_run_whose_score_is_damaged_does_not_hide_the_others(tmp_path):
     assert answer.status == 200
     states = {run["name"]: run["reason"] for run in json.loads(body)["runs"]}
     assert states["bad"] == "config.json is damaged"
+
+
+def test_an_address_with_half_a_bracket_is_no_error_of_the_server(server, capsys):
+    assert asked(server, "http://[x/state")[0].status == 400
+    assert asked(server, Origin="http://[")[0].status == 403
+    assert capsys.readouterr().err == ""

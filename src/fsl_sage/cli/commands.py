@@ -9,8 +9,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import tyro
-
 from fsl_sage.cli.arguments import (
     CostArguments,
     CutsArguments,
@@ -29,6 +27,8 @@ from fsl_sage.cli.arguments import (
 )
 from fsl_sage.cli.consoles import ERRORS, OUT, without_controls
 from fsl_sage.cli.cuts import as_json, print_cuts
+from fsl_sage.cli.figure_file import check_figure
+from fsl_sage.cli.front import print_names
 from fsl_sage.cli.parsing import parse, parse_comparison
 from fsl_sage.cli.progress import Progress, print_costs_of_grid
 from fsl_sage.cli.report import print_report
@@ -37,22 +37,29 @@ from fsl_sage.cli.stopping import exit_code
 from fsl_sage.cli.terminal import Display, print_costs, print_metrics, print_summary
 from fsl_sage.cli.theory import print_theory
 from fsl_sage.cli.watch import watch
+from fsl_sage.cli.words import read
 from fsl_sage.compare.comparison import compare, plan_grid
 from fsl_sage.compare.dry import costs_of_runs
 from fsl_sage.config import Config, option
-from fsl_sage.errors import InputError, MissingExtra
+from fsl_sage.errors import InputError, MissingExtra, nearest
 from fsl_sage.experiment import Result, cost, part_sizes, resume, run
 from fsl_sage.experiment.cuts import Limits, cuts_of
 from fsl_sage.inference import evaluate, predict
 from fsl_sage.models.foreign import convert_weights
+from fsl_sage.problems.images.cifar import CIFAR
+from fsl_sage.problems.images.fashion_mnist import FASHION
 from fsl_sage.problems.make import named, score_of
 from fsl_sage.problems.sources import MODELS, fetch
+from fsl_sage.problems.texts.imdb import IMDB
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.report.theory import as_plain, theory_of
 from fsl_sage.report.write import write_report
 from fsl_sage.text.samples import SHOWN, make_samples, score_samples, write_samples
 from fsl_sage.text.trained import masked_losses
 from fsl_sage.units import parse_amount
+
+FETCHED = ("cifar10-mini", *CIFAR, FASHION, IMDB, *MODELS)
+"""What `fsl-sage data get` knows."""
 
 
 def run_command(args: Sequence[str]) -> None:
@@ -63,7 +70,7 @@ def run_command(args: Sequence[str]) -> None:
 
 def resume_command(args: Sequence[str]) -> None:
     """Resume an interrupted run; its numbers are as if it had never been interrupted."""
-    arguments = tyro.cli(ResumeArguments, prog="fsl-sage resume", args=args)
+    arguments = read(ResumeArguments, "resume", args)
     config = RunDirectory(arguments.directory).config()
     options = {"workers": arguments.workers, "engine": arguments.engine, "ray_address": arguments.ray_address}
     changes: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
@@ -72,7 +79,7 @@ def resume_command(args: Sequence[str]) -> None:
 
 def predict_command(args: Sequence[str]) -> None:
     """Classify images by the model of a finished run."""
-    arguments = tyro.cli(PredictArguments, prog="fsl-sage predict", args=args)
+    arguments = read(PredictArguments, "predict", args)
     if not arguments.files:
         raise InputError("'fsl-sage predict' needs images: fsl-sage predict RUN FILES.")
     for found in predict(arguments.directory, arguments.files, top=arguments.top, best=arguments.best):
@@ -87,7 +94,7 @@ def predict_command(args: Sequence[str]) -> None:
 
 def evaluate_command(args: Sequence[str]) -> None:
     """Test the model of a finished run once more, on its own test set or on another."""
-    arguments = tyro.cli(EvaluateArguments, prog="fsl-sage evaluate", args=args)
+    arguments = read(EvaluateArguments, "evaluate", args)
     with progress_bar(OUT, "evaluating") as told:
         metrics = evaluate(arguments.directory, arguments.data, best=arguments.best, told=told)
     if arguments.json:
@@ -116,6 +123,7 @@ def cuts_command(args: Sequence[str]) -> None:
         for name in ("client_memory", "uplink", "client_flops")
         if (text := getattr(arguments, name)) is not None
     }
+    check_figure(arguments.figure)
     config = named(arguments.config)
     limits, cuts = Limits(**given), cuts_of(config)
     if arguments.json:
@@ -151,20 +159,21 @@ def compare_command(args: Sequence[str]) -> None:
 
 def report_command(args: Sequence[str]) -> None:
     """Write figures, tables and report.html from finished runs."""
-    arguments = tyro.cli(ReportArguments, prog="fsl-sage report", args=args)
+    arguments = read(ReportArguments, "report", args)
     out = arguments.out or arguments.folder / "report"
     print_report(OUT, write_report(arguments.folder, out, arguments.report))
 
 
 def watch_command(args: Sequence[str]) -> None:
     """Show runs live in the browser, on a page of this machine alone."""
-    arguments = tyro.cli(WatchArguments, prog="fsl-sage watch", args=args)
+    arguments = read(WatchArguments, "watch", args)
     watch(OUT, arguments.folder, arguments.port, open_browser=arguments.open)
 
 
 def theory_command(args: Sequence[str]) -> None:
     """Show a run beside the paper's convergence theory."""
-    arguments = tyro.cli(TheoryArguments, prog="fsl-sage theory", args=args)
+    arguments = read(TheoryArguments, "theory", args)
+    check_figure(arguments.figure)
     theory = theory_of(arguments.directory)
     if arguments.json:
         print(json.dumps(as_plain(theory), indent=2, allow_nan=False))
@@ -179,7 +188,7 @@ def theory_command(args: Sequence[str]) -> None:
 
 def data_command(args: Sequence[str]) -> None:
     """Get a data set or a model ahead of time (data get NAME), or convert a model's weights (data convert DIR)."""
-    arguments = tyro.cli(DataArguments, prog="fsl-sage data", args=args)
+    arguments = read(DataArguments, "data", args)
     if arguments.action == "convert":
         written = convert_weights(Path(arguments.name).expanduser())
         OUT.print(f"The weights are in {written}; the .bin files may go", highlight=False, markup=False, soft_wrap=True)
@@ -189,15 +198,24 @@ def data_command(args: Sequence[str]) -> None:
             f"'fsl-sage data {arguments.action}' is not known: there are 'fsl-sage data get NAME' and 'fsl-sage data "
             "convert DIR'."
         )
+    _check_fetched(arguments.name)
     path = fetch(arguments.name, arguments.dir)
     OUT.print(f"{arguments.name} is in {path}", highlight=False, markup=False, soft_wrap=True)
     if arguments.name in MODELS:
         OUT.print(f"Use it with --model.name hf:{path.resolve()}", highlight=False, markup=False, soft_wrap=True)
 
 
+def _check_fetched(name: str) -> None:
+    """Refuse what is not fetched: it is on this machine already, or is nowhere."""
+    kind, colon, _ = name.partition(":")
+    if name not in FETCHED:
+        here = f" {kind}: names what is on this machine already." if colon else ""
+        raise InputError(f"'{name}' is nothing to fetch{nearest(name, FETCHED, '; there are')}{here}")
+
+
 def samples_command(args: Sequence[str]) -> None:
     """Show what the language model of a finished run writes, beside what people wrote, and how that scores."""
-    arguments = tyro.cli(SamplesArguments, prog="fsl-sage samples", args=args)
+    arguments = read(SamplesArguments, "samples", args)
     samples = make_samples(arguments.directory, arguments.options, partial(progress_bar, OUT))
     print_samples(OUT, samples[:SHOWN] if arguments.options.scores else samples)
     if arguments.options.scores:
@@ -214,14 +232,14 @@ def deploy_command(args: Sequence[str]) -> None:
     """Separate organisations on Flower: fsl-sage deploy init DIR, or a demo by fsl-sage deploy demo."""
     action, rest = (args[0], args[1:]) if args else ("--help", args)
     if action in ("-h", "--help"):
-        OUT.print(_DEPLOY, highlight=False, markup=False)
+        _help_on_deploy()
         return
     if find_spec("flwr") is None:
         raise MissingExtra("fsl-sage deploy", "flower")
     from fsl_sage.deploy.commands import export, init, show_demo
 
     if action == "demo":
-        wishes = tyro.cli(DemoArguments, prog="fsl-sage deploy demo", args=rest)
+        wishes = read(DemoArguments, "deploy demo", rest)
         show_demo(OUT, wishes.keep, language=wishes.language)
     elif action == "init" and rest:
         directory, rest = _directory_first("init", "of the app", InitArguments, rest)
@@ -245,18 +263,20 @@ def _directory_first(action: str, what: str, kind: Any, rest: Sequence[str]) -> 
     return Path(rest[0]), rest[1:]
 
 
-_DEPLOY = """\
-usage: fsl-sage deploy init DIR [OPTIONS]     fsl-sage deploy demo [OPTIONS]
-       fsl-sage deploy export-side DIR [OPTIONS]
+_DEPLOY = {
+    "init DIR": "Write a Flower app for them; 'flwr run' starts it.",
+    "export-side DIR": "Write those files of a model that one side needs.",
+    "demo": "Three sites on this machine: TLS, authenticated nodes, three rounds, and a comparison. With --language a "
+    "pretrained language model, at sites whose memory it does not fit.",
+}
 
-Separate organisations that keep their data, on Flower.
 
-  init DIR          Write a Flower app for them; 'flwr run' starts it.
-  export-side DIR   Write those files of a model that one side needs.
-  demo              Three sites on this machine: TLS, authenticated nodes, three rounds, and a comparison.
-                    With --language a pretrained language model, at sites whose memory it does not fit.
-
-fsl-sage deploy init --help and the like explain the options."""
+def _help_on_deploy() -> None:
+    for usage, action in zip(("usage:", "", ""), _DEPLOY, strict=True):
+        OUT.print(f"{usage:<6} fsl-sage deploy {action} [OPTIONS]", markup=False)
+    OUT.print("\nSeparate organisations that keep their data, on Flower.\n")
+    print_names(_DEPLOY)
+    OUT.print("\nfsl-sage deploy init --help and the like explain the options.", highlight=False)
 
 
 def _show(config: Config, train: Callable[[Display], Result]) -> None:

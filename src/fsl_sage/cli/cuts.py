@@ -5,23 +5,30 @@ from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.measure import Measurement
 from rich.segment import Segment, Segments
 from rich.table import Table
 
+from fsl_sage.algorithms import ALGORITHMS, find_algorithm
 from fsl_sage.config import Config
+from fsl_sage.errors import listed
 from fsl_sage.experiment.cuts import CutCosts, Limits, recommend
+from fsl_sage.records.subject import clients_text
 from fsl_sage.units import bytes_text, operations_text
 
 
 def print_cuts(console: Console, config: Config, table: Sequence[CutCosts], limits: Limits) -> None:
     """What a cut asks of the two sides, what a round moves there, and the recommendation."""
-    told = f"Cuts of {config.model.name}, batch {config.batch_size}, {config.clients} clients, {config.algorithm}."
-    console.print(told, highlight=False)
+    told = (
+        f"Cuts of {config.model.name}, batch {config.batch_size}, {clients_text(config.clients)}, {config.algorithm}."
+    )
+    console.print(told, highlight=False, markup=False)
     _print_whole(console, _sizes_table(table, limits))
     console.print(
         f"FLOPs and memory: of a step of {config.algorithm}, with all that its client and its S-server hold.",
         highlight=False,
+        markup=False,
     )
     if any(row.revealed is not None for row in table):
         console.print(
@@ -32,7 +39,10 @@ def print_cuts(console: Console, config: Config, table: Sequence[CutCosts], limi
         highlight=False,
     )
     _print_whole(console, _bytes_table(table, limits))
-    console.print(recommend(table, limits, config.algorithm), highlight=False, soft_wrap=not console.is_terminal)
+    wrapped: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": not console.is_terminal}
+    if left_out := _left_out(table):
+        console.print(left_out, **wrapped)
+    console.print(recommend(table, limits, config.algorithm), **wrapped)
 
 
 def _print_whole(console: Console, shown: Table) -> None:
@@ -57,7 +67,7 @@ def _sizes_table(table: Sequence[CutCosts], limits: Limits) -> Table:
     for row in table:
         point, obstacles = row.point, row.obstacles(limits)
         shown.add_row(
-            point.name,
+            escape(point.name),
             operations_text(point.client_parameters),
             *map(bytes_text, (point.client_bytes, point.server_bytes, point.activation_bytes)),
             *("-" if step is None else operations_text(step.step_flops) for step in (row.client, row.server)),
@@ -83,8 +93,19 @@ def _bytes_table(table: Sequence[CutCosts], limits: Limits) -> Table:
         columns.setdefault(tuple("-" if each is None else bytes_text(each) for each in moved), []).append(algorithm)
     shown = _empty_table(*map("\n".join, columns.values()))
     for row, *cells in zip(table, *columns, strict=True):
-        shown.add_row(row.point.name, *cells, style="dim" if row.obstacles(limits) else None)
+        shown.add_row(escape(row.point.name), *cells, style="dim" if row.obstacles(limits) else None)
     return shown
+
+
+def _left_out(table: Sequence[CutCosts]) -> str:
+    """A sentence on the algorithms that have no column."""
+    names = [name for name in ALGORITHMS if name not in table[0].round_bytes]
+    like = {name: kind for name in names if (kind := find_algorithm(name).moves_like) in table[0].round_bytes}
+    said = [f"{name} moves the bytes of {kind}." for name, kind in like.items()]
+    if others := [name for name in names if name not in like]:
+        are, their = ("is", "its") if len(others) == 1 else ("are", "their")
+        said.append(f"{listed(others)} {are} left out: 'fsl-sage cost --model.cut NAME' has {their} bytes at one cut.")
+    return " ".join(said)
 
 
 def _empty_table(*columns: str) -> Table:

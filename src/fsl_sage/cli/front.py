@@ -4,12 +4,15 @@ import importlib
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.markup import escape
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
 
-from fsl_sage.cli.consoles import ERRORS, OUT, without_controls
+from fsl_sage.cli.consoles import ERRORS, OUT, Output, without_controls
 from fsl_sage.cli.stopping import exit_code, stops
 from fsl_sage.config import preset_names
 from fsl_sage.errors import InputError, RunWarning, TrainingError, nearest
@@ -31,14 +34,25 @@ COMMANDS = {
 }
 """All commands. `fsl_sage.cli.commands` has a function NAME_command for each. It is imported only to run one, because
 it imports torch, which takes seconds."""
+LASTING = ("run", "resume", "compare", "watch")
+"""The commands that go on when nobody reads any more what they print."""
 
 
 def _help() -> None:
     OUT.print("[bold]fsl-sage[/]: federated split learning, FSL-SAGE and the systems it is compared with.\n")
-    OUT.print("usage: fsl-sage COMMAND [OPTIONS]      fsl-sage COMMAND --help explains a command's options\n")
-    for name, summary in COMMANDS.items():
-        OUT.print(f"  [bold]{name:<9}[/] {summary}", highlight=False)
+    OUT.print("usage: fsl-sage COMMAND [OPTIONS]", markup=False)
+    OUT.print("fsl-sage COMMAND --help explains a command's options.\n")
+    print_names(COMMANDS)
     OUT.print(f"\npresets: {', '.join(preset_names())} (with --preset), or your own TOML file", highlight=False)
+
+
+def print_names(summaries: Mapping[str, str]) -> None:
+    """Names with a line on each; a long one goes on below its own beginning, not below the names."""
+    table = Table.grid("", "", padding=(0, 2))
+    table.columns[0].no_wrap = True
+    for name, summary in summaries.items():
+        table.add_row(Text(name, style="bold"), Text(summary))
+    OUT.print(Padding(table, (0, 0, 0, 2), expand=False), highlight=False)
 
 
 def _print_warnings() -> None:
@@ -58,6 +72,7 @@ def _print_warnings() -> None:
 
 def obey(args: Sequence[str]) -> None:
     """Run the command that these words give."""
+    Output.goes_on = args[0] in LASTING if args else False
     if not args or args[0] in ("-h", "--help", "help"):
         _help()
         return

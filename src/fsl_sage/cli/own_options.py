@@ -10,8 +10,8 @@ import tyro
 from fsl_sage.algorithms import ALGORITHMS, Algorithm, find_algorithm, option_fields
 from fsl_sage.algorithms.options import owners, refuse_foreign
 from fsl_sage.cli.arguments import Flat
-from fsl_sage.cli.numbers import NUMBERS
-from fsl_sage.config import Config, GivenOptions, all_options, convert, defaults_of, option
+from fsl_sage.cli.words import read
+from fsl_sage.config import Config, GivenOptions, all_options, convert, defaults_of
 from fsl_sage.config.help import help_of
 
 Arguments = TypeVar("Arguments")
@@ -44,13 +44,13 @@ class OwnOptions:
         return {name: get_type_hints(kind.Options)[name] for name, kind in self._owners.items()}
 
     def parse(
-        self, kind: type[Arguments], prog: str, args: Sequence[str], base: Config, default: Arguments
+        self, kind: type[Arguments], command: str, args: Sequence[str], base: Config, default: Arguments
     ) -> Arguments:
         """Read a command line.
 
         Args:
             kind: The command's arguments; their field `config` gets the options.
-            prog: The command, for --help.
+            command: The command, for --help.
             args: The words.
             base: The defaults of the configuration.
             default: The defaults of the other arguments.
@@ -59,10 +59,14 @@ class OwnOptions:
         parsed = _derived(kind, [("config", Annotated[config, Flat], field(default_factory=config))])
         shared = _values(base, Config) | self._defaults(base)
         usual = parsed(**{**_values(default, kind), "config": config(**{**shared, "options": None})})
-        found: Any = tyro.cli(parsed, prog=prog, default=usual, args=list(args), registry=NUMBERS)
+        found: Any = read(parsed, command, args, usual)
         own = {name: getattr(found.config, name) for name in self._owners}
-        read = Config(**{**_values(found.config, Config), "options": self._given(own, base)})
-        return kind(**{**_values(found, kind), "config": read})
+        chosen = Config(**{**_values(found.config, Config), "options": self._given(own, base)})
+        return kind(**{**_values(found, kind), "config": chosen})
+
+    def lists(self) -> set[str]:
+        """The options that take several values."""
+        return {name for name, hint in self._hints.items() if get_origin(hint) is tuple}
 
     def in_config(self, base: Config) -> Config:
         """The configuration with all options that can be given, as they are if none is."""
@@ -114,24 +118,6 @@ class OwnOptions:
                 for name in (path, path.removeprefix("no_")):
                     if name not in self._owners and owners(name):
                         refuse_foreign([name], self._kinds, compared=self._compared)
-
-    def without_commas(self, args: Sequence[str]) -> list[str]:
-        """The words, with lists that commas join taken apart: `--align-rounds 0,1,2` is `--align-rounds 0 1 2`."""
-        lists = {option(name) for name, hint in self._hints.items() if get_origin(hint) is tuple}
-        words: list[str] = []
-        for word in args:
-            name, equals, value = word.partition("=")
-            if name in lists and equals:
-                words += [name, *value.split(",")]
-            elif _last_option(words) in lists and not word.startswith("-"):
-                words += word.split(",")
-            else:
-                words.append(word)
-        return words
-
-
-def _last_option(words: Sequence[str]) -> str | None:
-    return next((word for word in reversed(words) if word.startswith("-")), None)
 
 
 def _accepts_none(hint: Any) -> bool:

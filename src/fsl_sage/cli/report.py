@@ -4,13 +4,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fsl_sage.cli.consoles import Output
 from fsl_sage.report.table_forms import Table as ReportTable
 from fsl_sage.report.write import Report
 
 
 def uncut(console: Console) -> Console:
     """Wide enough for every table where no screen sets a limit."""
-    return console if console.is_terminal else Console(file=console.file, width=200)
+    return console if console.is_terminal else Output(like=console, width=200)
 
 
 def print_report(console: Console, report: Report) -> None:

@@ -31,6 +31,7 @@ class Display(Tracker):
         self.console = console
         self.directory: Path | None = None
         self._rows: list[list[str]] = []
+        self._first: dict[str, Any] | None = None
         self._live: Live | None = None
         self._status: Status | None = None
         self._lines = PlainLines(lambda line: console.print(line, highlight=False, markup=False, soft_wrap=True))
@@ -38,12 +39,13 @@ class Display(Tracker):
     def start(self, config: Config, directory: Path, done: list[dict[str, Any]]) -> None:
         """Say what runs, and put up the table."""
         self._config = config
+        self._first = done[0] if done else None
         self._score = RunDirectory(directory).score()
         self.directory = directory
         if not self.console.is_terminal:
             self._lines.start(config, directory, done)
             return
-        self._end_status()
+        self.stop()  # a run that goes on after a loss starts again
         self.console.print(f"[bold]{escape(config.algorithm)}[/] · {escape(describe(config, len(done)))}")
         self.console.print(f"files in [bold]{escape(str(directory))}[/]", highlight=False)
         self._rows = [self._row(line) for line in done[-SHOWN:]]
@@ -53,7 +55,7 @@ class Display(Tracker):
             BarColumn(bar_width=None),
             TimeElapsedColumn(),
             TextColumn("left: {task.fields[left]}"),
-            TextColumn("{task.fields[doing]}", style="dim"),
+            TextColumn("{task.fields[doing]}", style="dim", markup=False),
             console=self.console,
         )
         self._task = self._bar.add_task("rounds", total=config.rounds, completed=len(done), left="…", doing="")
@@ -66,9 +68,9 @@ class Display(Tracker):
             self._bar.update(self._task, doing=doing)
         elif self.directory is None and self.console.is_terminal:
             if self._status is None:
-                self._status = self.console.status(doing)
+                self._status = self.console.status(escape(doing))
                 self._status.start()
-            self._status.update(doing)
+            self._status.update(escape(doing))
         elif not self.console.is_terminal:
             self._lines.activity(doing)
 
@@ -83,8 +85,9 @@ class Display(Tracker):
             self._lines.round(metrics)
             return
         self._rows.append(self._row(metrics))
+        self._first = self._first or metrics
         config = self._config
-        left = time_left(metrics, config.rounds, config.budget_gib, config.max_seconds)
+        left = time_left(metrics, config.rounds, config.budget_gib, config.max_seconds, self._first)
         self._bar.update(self._task, completed=metrics["round"] + 1, left=_duration(left))
         self._live.update(self._view())
 
@@ -118,21 +121,24 @@ def _duration(seconds: float) -> str:
 
 def print_summary(console: Console, directory: Path, config: Config, result: dict[str, Any]) -> None:
     """How the run ended and where its files are."""
-    table = Table(title="Result", title_justify="left", show_header=False, box=None, padding=(0, 2))
-    table.add_row("algorithm", escape(config.algorithm))
-    table.add_row("ended", result["stopped"])
     run = RunDirectory(directory)
     score = run.score()
     loss = "" if result["final_loss"] is None else f", loss {result['final_loss']:.3f}"
-    table.add_row(f"best {score.short}", f"{score.text(result['best_score'], 2)} (round {result['best_round'] + 1})")
-    table.add_row(f"final {score.short}", score.text(result["final_score"], 2) + loss)
-    table.add_row(
-        "moved",
-        f"{gib_text(result['bytes_paper'])} by the paper's convention, {gib_text(result['bytes_total'])} in all",
-    )
-    if result["bytes_whole_models"] != result["bytes_paper"]:
-        table.add_row("", f"{gib_text(result['bytes_whole_models'])} if whole models travelled, as in the paper")
-    table.add_row("time", _duration(result["elapsed_seconds"]))
+    paper, total, whole = (gib_text(result[f"bytes_{name}"]) for name in ("paper", "total", "whole_models"))
+    rows = {
+        "algorithm": config.algorithm,
+        "ended": result["stopped"],
+        f"best {score.short}": f"{score.text(result['best_score'], 2)} (round {result['best_round'] + 1})",
+        f"final {score.short}": score.text(result["final_score"], 2) + loss,
+        "moved": f"{paper} by the paper's convention, {total} in all",
+        "": f"{whole} if whole models travelled, as in the paper",
+        "time": _duration(result["elapsed_seconds"]),
+    }
+    if result["bytes_whole_models"] == result["bytes_paper"]:
+        del rows[""]
+    table = Table(title="Result", title_justify="left", show_header=False, box=None, padding=(0, 2))
+    for name, said in rows.items():
+        table.add_row(name, escape(said))
     console.print()
     console.print(table)
     files = {
@@ -141,8 +147,9 @@ def print_summary(console: Console, directory: Path, config: Config, result: dic
         "ledger": run.ledger_file,
         "figure": run.figure(score),
     }
+    width = max(map(len, rows)) + 4  # as wide as the table's first column
     for name, file in files.items():  # outside of the table, which would cut off a long path
-        console.print(f"  {name:<18}{file}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"  {name:<{width}}{file}", highlight=False, markup=False, soft_wrap=True)
 
 
 def print_metrics(console: Console, run: RunDirectory, data: str, metrics: dict[str, Any]) -> None:
@@ -174,7 +181,7 @@ def print_costs(
     table.add_column("up", justify="right")
     table.add_column("down", justify="right")
     for name, row in costs.items():
-        _add_cost(table, name, row)
+        _add_cost(table, escape(name), row)
         if "by_kind_aligning" in row:
             _add_cost(table, "  when it aligns", row, "_aligning")
     bound = any(row["is_upper_bound"] for row in costs.values())
@@ -185,6 +192,7 @@ def print_costs(
         f"{what} of a round: {config.model.name} on {config.data.name}, {clients_text(config.clients)}, "
         f"batch {config.batch_size}{uploads}.",
         highlight=False,
+        markup=False,
     )
     console.print(table)
     once = max(row["bytes_first_download"] for row in costs.values())

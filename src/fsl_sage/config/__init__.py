@@ -29,10 +29,11 @@ from fsl_sage.config.plain import (
     respelled,
     to_dict,
 )
-from fsl_sage.config.ranges import FROM_ZERO, RATE, ROUND, WHOLE, check_ranges, option
+from fsl_sage.config.ranges import ALPHA, FROM_ZERO, RATE, ROUND, WHOLE, check_range, check_ranges, option
 from fsl_sage.config.values import convert
 
 __all__ = [
+    "ALPHA",
     "DEFAULTS",
     "FROM_ZERO",
     "NO_PART_OF_THE_RESULT",
@@ -52,6 +53,7 @@ __all__ = [
     "OptimizerConfig",
     "all_options",
     "brings_modules",
+    "check_range",
     "check_ranges",
     "convert",
     "default_config",

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from fsl_sage.config.codec import CodecConfig
 from fsl_sage.config.own_options import GivenOptions
-from fsl_sage.config.ranges import ABOVE_ZERO, BELOW_ONE, FROM_ZERO, RATE, WHOLE, Range, check_ranges
+from fsl_sage.config.ranges import ABOVE_ZERO, ALPHA, BELOW_ONE, FROM_ZERO, RATE, WHOLE, Range, check_ranges
 from fsl_sage.config.values import named_fields, settle
 from fsl_sage.errors import InputError
 from fsl_sage.own_modules import is_own
@@ -391,7 +391,7 @@ _RANGES: dict[str, Range] = {
     "checkpoint_every": WHOLE,
     "theory": WHOLE,
     "parameter_fidelity": WHOLE,
-    "data.alpha": ("a number from 0.01 to 10000", 0.01, 1e4),
+    "data.alpha": ALPHA,
     "data.shards_per_client": WHOLE,
     "data.train_images": WHOLE,
     "data.test_images": WHOLE,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fsl_sage.errors import InputError
+from fsl_sage.errors import InputError, sentence
 from fsl_sage.problems.score import ACCURACY, Score
 from fsl_sage.reading import read_json
 from fsl_sage.records.config_file import score_in
@@ -97,7 +97,7 @@ def load_runs(folder: Path) -> tuple[list[Run], list[str]]:
             continue
         if run.failure is not None:
             rest = f" It is shown up to round {len(run.metrics)}." if run.metrics else ""
-            notes.append(f"{name} failed: {run.failure}{rest}")
+            notes.append(f"{name} failed: {sentence(run.failure)}{rest}")
         if run.metrics:
             runs.append(run)
         elif run.failure is None:

@@ -210,13 +210,13 @@ def _target_row(setting: Setting, target: str, line: dict[str, Any]) -> list[Cel
     ]
 
 
-def _rounded(value: Any) -> Any:
-    """A number with six decimals; a small one with four digits that count."""
+def _rounded(value: Any, decimals: int = 6) -> Any:
+    """A number with so many decimals; a small one with four digits that count."""
     if value is None:
         return ""
     if not isinstance(value, float) or not math.isfinite(value) or value == 0:
         return value
-    return round(value, max(6, 3 - math.floor(math.log10(abs(value)))))
+    return round(value, max(decimals, 3 - math.floor(math.log10(abs(value)))))
 
 
 # Memory and FLOPs of a step
@@ -313,12 +313,14 @@ def _step_of_run(run: Run) -> dict[str, Any]:
             run.once(f"{role}_{name}") for name in ("static_bytes", "working_bytes", "step_flops")
         )
         known = static is not None and working is not None
-        line[f"{role}_memory_mb"] = round((static + working) / 1e6, 3) if known else ""  # type: ignore[operator]
-        line[f"{role}_gflops"] = "" if flops is None else round(flops / 1e9, 4)
+        line[f"{role}_memory_mb"] = _rounded((static + working) / 1e6, 3) if known else ""  # type: ignore[operator]
+        line[f"{role}_gflops"] = "" if flops is None else _rounded(flops / 1e9, 4)
     return line
 
 
 def _show(value: Any) -> str:
     if not isinstance(value, float):
         return str(value)
+    if 0 < abs(value) < 1e-3:  # where "g" would turn to powers of ten
+        return np.format_float_positional(value, 4, fractional=False, trim="-")
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import shlex
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -47,6 +48,7 @@ class Watched:
             waiting = [{"name": name, "rounds": rounds} for name, rounds in planned.items() if name not in self._runs]
             return {
                 "folder": self.folder.name,
+                "first": shlex.quote(str(self.folder / "first")),
                 "exists": self.folder.is_dir(),
                 "time": time.time(),
                 "runs": runs,

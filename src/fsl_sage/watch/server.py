@@ -9,12 +9,14 @@ from importlib.resources import files
 from pathlib import Path
 from socketserver import TCPServer
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import SplitResult, parse_qs, urlsplit
 
 from fsl_sage.errors import InputError
 from fsl_sage.watch.folder import Watched
 
 LOOPBACK = "127.0.0.1"
+MOST = 2**16 - 1
+"""The greatest port."""
 PAGE = "page.html"
 NONCE = "$nonce"
 """Stands in the page where the word goes without which the browser runs no script of it."""
@@ -42,11 +44,16 @@ class Server(ThreadingHTTPServer):
             raise InputError(f"{folder} is a file: give a run's directory, or a folder with runs in it.")
         self.watched = Watched(folder)
         self.page = (files("fsl_sage.watch") / PAGE).read_text("utf-8")
+        if not 0 <= port <= MOST:
+            raise InputError(
+                f"--port {port} cannot be used: give one from 1 to {MOST}, or leave it out for a free one."
+            )
         try:
             super().__init__((LOOPBACK, port), _Handler)
-        except (OSError, OverflowError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise InputError(f"--port {port} cannot be used: {reason}. Leave it out for a free one.") from None
+        except OSError as error:
+            raise InputError(
+                f"--port {port} cannot be used: {error.strerror or error}. Leave it out for a free one."
+            ) from None
 
     def server_bind(self) -> None:
         """Bind, without asking the network for this machine's name."""
@@ -70,6 +77,14 @@ class Server(ThreadingHTTPServer):
         return {f"{name}:{self.server_port}" for name in names} | (names if self.server_port == 80 else set())
 
 
+def _split(address: str) -> SplitResult | None:
+    """The parts of an address; None if it is none, such as one with half a bracket."""
+    try:
+        return urlsplit(address)
+    except ValueError:
+        return None
+
+
 class _Handler(BaseHTTPRequestHandler):
     server: Server
     server_version = "fsl-sage"
@@ -82,8 +97,10 @@ class _Handler(BaseHTTPRequestHandler):
         if (refusal := self._refusal()) is not None:
             self._send(HTTPStatus.FORBIDDEN, "text/plain", refusal)
             return
-        asked = urlsplit(self.path)
-        if asked.path == "/":
+        asked = _split(self.path)
+        if asked is None:
+            self._send(HTTPStatus.BAD_REQUEST, "text/plain", "This is no address.")
+        elif asked.path == "/":
             self._send_page()
         elif asked.path == "/state":
             self._send_json(self.server.watched.state())
@@ -99,7 +116,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get("Sec-Fetch-Site", "none") not in ("same-origin", "none"):
             return "The page of another site may not ask."
         origin = self.headers.get("Origin")
-        if origin is not None and urlsplit(origin).netloc not in self.server.own_hosts:
+        if origin is not None and ((page := _split(origin)) is None or page.netloc not in self.server.own_hosts):
             return "The page of another site may not ask."
         return None
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fsl_sage.algorithms.looks import colour_of, place_of, title_of
-from fsl_sage.errors import InputError
+from fsl_sage.errors import InputError, sentence
 from fsl_sage.problems.score import ACCURACY
 from fsl_sage.records.activity_file import ACTIVITY
 from fsl_sage.records.config_file import score_in
@@ -173,7 +173,7 @@ class WatchedRun:
         if is_played(small_json(self.path / ".lock"), self._last_sign()):
             return "running", ""
         if (failure := small_text(self._directory.failure_file, 4000)) is not None:
-            return "failed", failure.strip()[:1000]
+            return "failed", sentence(failure.strip()[:1000])
         if alive:
             return "waiting", ""
         return "stopped", "" if self.rounds else "It has not finished a round."
@@ -199,9 +199,9 @@ class WatchedRun:
         """Seconds from the end of the newest round to the end of the run."""
         if not self.rounds:
             return None
-        limits = (self._options.get(name) for name in ("rounds", "budget_gib", "max_seconds"))
+        rounds, budget, seconds = (self._options.get(name) for name in ("rounds", "budget_gib", "max_seconds"))
         try:
-            left = time_left(self.rounds[-1], *limits)  # type: ignore[arg-type]
+            left = time_left(self.rounds[-1], rounds, budget, seconds, self.rounds[0])  # type: ignore[arg-type]
         except (TypeError, ZeroDivisionError):  # a line, or an option, without what it takes
             return None
         return left if math.isfinite(left) else None
