@@ -109,8 +109,8 @@ class Worker:
             # An upload has the number of its local step, which sets the S-server's learning rate.
             if client.step_index == last_upload and not self.setup.algorithm.waits_in(t):
                 raise InputError(
-                    f"{self.setup.settings.config.algorithm} uploads twice in one local step, and its clients do not wait: let "
-                    "one Message carry both, or set waits = True."
+                    f"{self.setup.settings.config.algorithm} uploads twice in one local step, and its clients do not "
+                    "wait: let one Message carry both, or set waits = True."
                 )
             last_upload = client.step_index
             upload = replace(upload, values={**upload.values, "step": client.step_index})
