@@ -59,7 +59,7 @@ def against_paper(name: str, config: Config, warm: int, rounds: int) -> float:
     return ratio
 
 
-def main(warm: int = 2) -> None:
+def main(warm: int = 1) -> None:
     """The default alignment."""
     CONSOLE.print("\n[bold]Aligning 10 clients[/] (ResNet-18, batch 64, all cores)")
     data = DataConfig(train_images=5000, test_images=100)

@@ -57,7 +57,7 @@ def rounds_of(algorithm: str, precision: str) -> Ours:
     return Ours(make_setup(replace(config, precision=precision, data=data)))
 
 
-def main(repeats: int = 7) -> None:
+def main(repeats: int = 5) -> None:
     """Print the ratios."""
     if not multiplies_bfloat16():
         CONSOLE.print("This CPU has no products of bfloat16 numbers (AVX-512 BF16 or AMX): bf16 does not pay here.")
@@ -75,7 +75,7 @@ def main(repeats: int = 7) -> None:
         )
     for algorithm in ("fsl-sage", "cse-fsl", "fedavg"):
         sides = [rounds_of(algorithm, precision) for precision in ("float32", "bf16")]
-        ratio = compare_cpu(*(side.play for side in sides), 3)
+        ratio = compare_cpu(*(side.play for side in sides), 2)
         CONSOLE.print(f"a round of {algorithm}, batch {BATCH}, float32 over bf16: {ratio}")
         note(f"a round of {algorithm} in float32 over one in bf16, batch {BATCH}", ratio.median, at_least(1.5))
         for side in sides:

@@ -75,7 +75,7 @@ class Bare:
         return array
 
 
-def exchanges(repeats: int = 15) -> None:
+def exchanges(repeats: int = 9) -> None:
     """The engine's ways against a bare actor's."""
     import ray
 

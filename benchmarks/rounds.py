@@ -178,7 +178,7 @@ class Ours:
         self.federation.engine.close()
 
 
-def main(repeats: int = 3) -> None:
+def main(repeats: int = 2) -> None:
     """A round of each algorithm against the bare loop."""
     torch.set_num_threads(1)
     CONSOLE.print("\n[bold]A round against a bare PyTorch loop[/] (time over time; at most 1.10 for resnet18)")
@@ -209,7 +209,7 @@ def fidelity(repeats: int = 2) -> None:
         ours.close()
 
 
-def two_workers(repeats: int = 3) -> None:
+def two_workers(repeats: int = 2) -> None:
     """Two workers over one, for algorithms whose clients don't wait."""
     CONSOLE.print("\n[bold]One worker over two[/] (time over time; at least 1.7 on two cores; the bits are the same)")
     for algorithm in ("fsl-sage", "cse-fsl", "fedavg"):
