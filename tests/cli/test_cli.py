@@ -419,3 +419,10 @@ def test_the_list_of_commands_has_a_hanging_indent(words, width, monkeypatch, ca
     summaries = re.match(r"  \S+( DIR)? +", rows[0]).end()
     assert len(rows) > len(COMMANDS if not words else ("init", "export-side", "demo"))
     assert all(line[:summaries].endswith("  ") for line in rows)
+
+
+def test_a_command_needs_no_words():
+    """`make run` gives none."""
+    assert parse(RunArguments, "run", []).config.algorithm == "fsl-sage"
+    assert parse(CostArguments, "cost", []).config.algorithm == "fsl-sage"
+    assert not parse_comparison([])[1].vary

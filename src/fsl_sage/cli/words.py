@@ -5,6 +5,7 @@ Looked at before tyro sees them: flags, which take no value, and lists, whose va
 
 from collections.abc import Iterator, Sequence
 from dataclasses import is_dataclass
+from itertools import pairwise
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
@@ -51,7 +52,7 @@ def _is_list(hint: Any) -> bool:
 def _refuse_values_of_flags(args: Sequence[str], hints: dict[str, Any]) -> None:
     """Refuse `--flag=true` and `--flag true`: of the second, tyro would take the value for a file."""
     flags = {spelling: path for path, hint in hints.items() if hint is bool for spelling in _spellings(path)}
-    for word, following in zip(args, [*args[1:], ""], strict=True):
+    for word, following in pairwise([*args, ""]):
         name, equals, _ = word.partition("=")
         if name.replace("_", "-") in flags and (equals or following.lower() in _TRUTHS):
             on, off = _spellings(flags[name.replace("_", "-")])
