@@ -82,6 +82,7 @@ CASES = {
     "fedavg reset, 10 with equal work": Case("fedavg", 10, optimizer="reset", images=100 * BATCH, rounds=2),
     "fedavg reset, 1,000 of 1,000": Case("fedavg", 1000, optimizer="reset", rounds=2),
     "splitfed-ms reset, 50 of 1,000": Case("splitfed-ms", 1000, cohort=0.05, optimizer="reset"),
+    "splitfed-ms reset, 1,000 of 1,000": Case("splitfed-ms", 1000, optimizer="reset", rounds=2),
     "small-cnn fsl-sage, 500 of 10,000": Case("fsl-sage", 10000, cohort=0.05, model="small-cnn", options=FEW),
     "small-cnn fedavg, 500 of 10,000": Case("fedavg", 10000, cohort=0.05, model="small-cnn"),
     "small-cnn fedavg, 10,000 of 10,000": Case("fedavg", 10000, model="small-cnn", rounds=2),

@@ -55,8 +55,10 @@ def test_a_run_on_a_full_disk_ends_and_blames_no_client(tiny, monkeypatch):
     assert "client" not in str(told.value).split("cannot be written")[1].split("resume")[0]
 
 
-@pytest.mark.parametrize("algorithm", ["splitfed-ss", "splitfed-ms"])
-def test_every_client_that_waits_moves_once_in_a_round(tiny, monkeypatch, algorithm):
+@pytest.mark.parametrize(
+    ("algorithm", "on_client_failure"), [("splitfed-ss", "stop"), ("splitfed-ss", "drop"), ("splitfed-ms", "drop")]
+)
+def test_every_client_that_waits_moves_once_in_a_round(tiny, monkeypatch, algorithm, on_client_failure):
     moved = []
     rest = Client.rest
 
@@ -71,9 +73,14 @@ def test_every_client_that_waits_moves_once_in_a_round(tiny, monkeypatch, algori
             assert tensor.data_ptr() not in addresses
 
     monkeypatch.setattr(Client, "rest", watched)
-    config = tiny(algorithm=algorithm, client_memory_mib=0, workers=1)
+    config = tiny(algorithm=algorithm, client_memory_mib=0, workers=1, on_client_failure=on_client_failure)
     run(config)
     assert moved == 2 * [0, 1, 2]
+
+
+def test_clients_that_are_apart_wait_for_nobody_and_stay_where_they_are(tiny, monkeypatch):
+    monkeypatch.setattr(os, "posix_fallocate", lambda *_: pytest.fail("A client has moved."))
+    run(tiny(algorithm="splitfed-ms", client_memory_mib=0, workers=1))
 
 
 def _held(client):

@@ -127,6 +127,15 @@ class Algorithm(ABC):
         return False
 
     @property
+    def clients_are_apart(self) -> bool:
+        """Whether clients that wait have nothing to do with each other before the round ends.
+
+        Each has a server-side model of its own. An engine may then let some of them end their round before others
+        begin it, to the same bits, and fold their models into the average (`SServerRole.fold_copies`).
+        """
+        return False
+
+    @property
     def sends_less(self) -> bool:
         """Whether a run may send fewer bytes than `fsl-sage cost` says, because that depends on what was learnt."""
         return False

@@ -1,6 +1,6 @@
 """The S-server of the dry engine, which answers with shapes."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -117,6 +117,9 @@ class DrySServer(SServerRole):
         """By client, in order."""
         kept, self._kept = self._kept, {}
         return dict(sorted(kept.items()))
+
+    def fold_copies(self, clients: Sequence[int], cohort: Sequence[int]) -> None:
+        """There are none."""
 
     def average_copies(self) -> None:
         """There are none."""

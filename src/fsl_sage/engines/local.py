@@ -18,11 +18,13 @@ from torch import Tensor
 from fsl_sage.activity import now
 from fsl_sage.engines.base import ClientError, Delivery, Engine, Failures, Outcome, Replies, Setup, survivors
 from fsl_sage.engines.desk import Desk
+from fsl_sage.engines.groups import clients_together, folds_copies
 from fsl_sage.engines.intake import Intake, learn_from
 from fsl_sage.engines.server import host_server, join_states, local_tensors, part_states
 from fsl_sage.engines.threads import Threads
 from fsl_sage.engines.worker import Conversation, Place, copied, evaluate
 from fsl_sage.records.client_store import ClientStore, Named
+from fsl_sage.records.resting import RestingPlace
 from fsl_sage.roles.protocols import Parts, Update
 from fsl_sage.units import MIB
 from fsl_sage.wire.link import Link
@@ -74,14 +76,25 @@ class LocalEngine(Engine):
         if not self.setup.algorithm.waits_in(t):
             outcomes = self._run_in_parallel(t, clients, delivery, link)
         else:
-            blocked = self.setup.settings.config.order == "blocked"
             one_by_one = self.setup.algorithm.answers_one_by_one
             play = self._run_one_by_one if one_by_one else self._run_in_step
-            for group in [[client] for client in clients] if blocked else [clients]:
+            folds = folds_copies(self.setup, clients)
+            for group in self._groups(clients, folds):
                 outcomes |= play(t, group, delivery, link)
+                if folds:
+                    self._server.fold_copies(group, clients)
         if self._arrivals is not None:
             return self._arrivals.taken
         return [outcome.update for outcome in survivors(outcomes).values()]
+
+    def _groups(self, clients: Sequence[int], folds: bool) -> list[Sequence[int]]:
+        """Clients that wait, in groups that take their rounds one after the other."""
+        if self.setup.settings.config.order == "blocked":
+            return [[client] for client in clients]
+        if not folds:
+            return [clients]
+        count = clients_together(self.setup, len(self._threads.workers))
+        return [clients[first : first + count] for first in range(0, len(clients), count)]
 
     def _run_in_parallel(self, t: int, clients: Sequence[int], delivery: Delivery, link: Link) -> Outcomes:
         intake = Intake.in_order(self.setup.settings.config.order, clients)
@@ -135,7 +148,9 @@ class LocalEngine(Engine):
         compute. Step k of every client still comes before step k + 1 of any, in the same order at the S-server.
         """
         shares = self._shares(clients)
-        conversations = self._conversations(t, shares, delivery, self._clients.resting_place())
+        one_each = len(clients) <= len(shares)  # nobody rests while a worker is with another client
+        rests = RestingPlace.in_memory() if one_each else self._clients.resting_place()
+        conversations = self._conversations(t, shares, delivery, rests)
         outcomes: Outcomes = {}
         steps = itertools.count(1)
         while running := [id for id in clients if id not in outcomes]:

@@ -1,6 +1,6 @@
 """The S-server in this process, which runs the algorithm's code at it, and the layout of an engine's state."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -67,6 +67,10 @@ class HostedServer(Server):
         self._end.drop(client)
         self.role.drop(client)
 
+    def fold_copies(self, clients: Sequence[int], cohort: Sequence[int]) -> None:
+        """The rounds of these clients are over, which have server-side models of their own."""
+        self.role.fold_copies(clients, cohort)
+
     def set_auxiliary(self, tensors: Tensors) -> None:
         """An auxiliary that the F-server has averaged."""
         self.role.set_auxiliary(tensors)
@@ -129,6 +133,9 @@ class NoServer(Server):
 
     def drop(self, client: int) -> None:
         """Nothing is kept of a client."""
+
+    def fold_copies(self, clients: Sequence[int], cohort: Sequence[int]) -> None:
+        """There are none."""
 
     def set_auxiliary(self, tensors: Tensors) -> None:
         """Nobody to tell."""

@@ -6,6 +6,7 @@ from warnings import warn
 
 from fsl_sage.config import Config
 from fsl_sage.engines.base import Setup
+from fsl_sage.engines.groups import folds_copies
 from fsl_sage.errors import InputError, RunWarning, listed
 from fsl_sage.units import MIB, bytes_text
 from fsl_sage.wire.message import nbytes
@@ -45,6 +46,8 @@ def waiting_bytes(setup: Setup) -> int:
     """What all clients of a round hold while they wait for each other: weights, and what optimizers remember."""
     config, algorithm = setup.settings.config, setup.algorithm
     if not (algorithm.waits and algorithm.answers_one_by_one) or config.order == "blocked":
+        return 0
+    if folds_copies(setup, range(_in_a_round(config))):  # as many train at a time as fit into memory
         return 0
     trained = [nbytes(setup.initial[part]) for part in algorithm.trained_in(config.rounds) if part in algorithm.holds]
     needed = (1 + _moments(config)) * sum(trained) * _in_a_round(config)

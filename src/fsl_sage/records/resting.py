@@ -33,6 +33,11 @@ class RestingPlace:
         self._lock = threading.Lock()
         self._held = self._files = 0
 
+    @classmethod
+    def in_memory(cls) -> "RestingPlace":
+        """A place where all stays as it is."""
+        return cls(None, 0)
+
     def __call__(self, size: int) -> Tensor | None:
         """So many bytes of a file, uint8 [size], which begin with a page; None if they may stay in memory."""
         with self._lock:

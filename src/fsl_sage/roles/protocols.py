@@ -326,6 +326,15 @@ class SServerRole(Protocol):
         """Returns the kept uploads by client, in order, and forgets them."""
 
     @abstractmethod
+    def fold_copies(self, clients: Sequence[int], cohort: Sequence[int]) -> None:
+        """Let go of the own server-side models of clients whose round is over. They count in `average_copies`.
+
+        Args:
+            clients: The numbers of these clients, ascending from call to call.
+            cohort: All clients of the round, ascending: before `average_copies` each of them is folded.
+        """
+
+    @abstractmethod
     def average_copies(self) -> None:
         """Replace the clients' own server-side models by their average."""
 

@@ -12,7 +12,7 @@ from fsl_sage.alignment.fidelity import Fidelity
 from fsl_sage.alignment.passes import Smash, gradients_of
 from fsl_sage.models.norm import in_training, untouched_statistics
 from fsl_sage.roles.auxiliaries import Auxiliaries
-from fsl_sage.roles.copies import Copies
+from fsl_sage.roles.copies import Copies, Loss
 from fsl_sage.roles.footprint import Footprint, Meter, held_by, static_bytes
 from fsl_sage.roles.protocols import Parts, SServerRole
 from fsl_sage.roles.replica import Replica
@@ -51,7 +51,7 @@ class SServer(SServerRole):
     def _start(self) -> None:
         """As before round 0."""
         self.extra: Tensors = {}
-        self.losses: list[Tensor] = []
+        self.losses: list[Loss] = []
         self.round = -1
         slots, initial = self._workbench.slots["server"], self._initial
         self._model = Replica(slots, initial["server"], self._settings.optimizer_of("server"))
@@ -124,11 +124,12 @@ class SServer(SServerRole):
         return self._settings.task.terms(smashed.target)
 
     def _pass(self, replica: Replica, client: int, smashed: Message, *, cut_gradient: bool) -> Smash:
-        self._settings.seed_forward("dropout-s-server", client, self.round, int(smashed.values["step"]))
+        step = int(smashed.values["step"])
+        self._settings.seed_forward("dropout-s-server", client, self.round, step)
         gradients, loss = self._settings.passes.learn(
             replica.module(), smashed.smashed, smashed.target, cut_gradient=cut_gradient
         )
-        self.losses.append(loss)
+        self.losses.append((step, loss))
         return gradients
 
     def forward(self, client: int, smashed: Message, *, own_copy: bool = False) -> Smash:
@@ -187,7 +188,7 @@ class SServer(SServerRole):
         """The task's mean loss of an output, with its graph; whether it counts in the metrics."""
         loss = self._settings.task.loss(output, target)
         if counts:
-            self.losses.append(loss.detach())
+            self.losses.append((0, loss.detach()))
         return loss
 
     def join_loss(self, loss: Tensor) -> None:
@@ -223,6 +224,10 @@ class SServer(SServerRole):
         self._open.pop(client, None)
         if client in self.replied:
             self.left.append((client, self.replied.pop(client)))
+
+    def fold_copies(self, clients: Sequence[int], cohort: Sequence[int]) -> None:
+        """Add the copies of clients whose round is over to the average of the cohort's, and forget them."""
+        self._copies.fold(clients, [self.client_weights[client] for client in cohort])
 
     def average_copies(self) -> None:
         """Replace the clients' own server-side models by their average."""
@@ -299,8 +304,8 @@ class SServer(SServerRole):
 
     def take_loss(self) -> float | None:
         """The mean loss of the steps since the last call; None if there were none."""
-        losses, self.losses = self.losses, []
-        return mean_loss(losses) if losses else None
+        losses, self.losses = self._copies.in_order(self.losses), []
+        return mean_loss([loss for _, loss in losses]) if losses else None
 
     def remarks(self) -> dict[str, Any]:
         """Of this round, for the metrics: whether an auxiliary was aligned, and why others were not."""

@@ -18,6 +18,7 @@ from fsl_sage.engines.ray.arrays import carry_tensors_as_arrays, to_device
 from fsl_sage.engines.ray.pool import LOSSES, Pool, UnpreparedError
 from fsl_sage.engines.server import HostedServer
 from fsl_sage.engines.worker import Conversation, Worker, copied
+from fsl_sage.roles.copies import Loss
 from fsl_sage.roles.protocols import Parts, Update
 from fsl_sage.roles.s_server import SServer
 from fsl_sage.roles.server_jobs import Job
@@ -177,7 +178,7 @@ class ServerActor:
         self._config = setup.settings.config
         self._intake = Intake("interleaved", [], 0)
         self._link = Link(Ledger())
-        self._before: tuple[Tensors, list[Tensor]] = {}, []
+        self._before: tuple[Tensors, list[Loss]] = {}, []
 
     @property
     def _role(self) -> SServer:
