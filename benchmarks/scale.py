@@ -45,6 +45,7 @@ from fsl_sage.engines.process import keep_freed_memory
 from fsl_sage.experiment import runs
 from fsl_sage.experiment.checkpoints import SHARE, Checkpoints
 from fsl_sage.models.factory import make_model
+from fsl_sage.roles.averaging import RunningMean
 
 BATCH = 8
 TEST_IMAGES = 100
@@ -204,16 +205,15 @@ def bare() -> None:
     keep_freed_memory()  # as runs have it
     torch.set_num_threads(1)
     weights = [each.detach() for each in make_model("resnet18", 10, (3, 32, 32)).parameters()]
-    sums = [torch.zeros_like(each, dtype=torch.float64) for each in weights]
+    update = {str(number): each for number, each in enumerate(weights)}
+    mean = RunningMean([1.0] * 20)
     state = memoryview(torch.randn(1_366_144).numpy()).cast("B")  # what Adam remembers of the client part
     with tempfile.TemporaryDirectory(dir=os.environ.get("FSL_SAGE_SCALE")) as folder:
         count = itertools.count()
         work: dict[str, Callable[[], object]] = {
             "fedavg: copy the weights": lambda: [each.clone() for each in weights],
             "fedavg: Adam's moments, new": lambda: [torch.zeros_like(each) for each in (*weights, *weights)],
-            "fedavg: add an update to the sum in float64": lambda: [
-                s.add_(w) for s, w in zip(sums, weights, strict=True)
-            ],
+            "fedavg: add an update to the sum in float64": lambda: mean.add(update),
             "fsl-sage: SHA-256 of the optimizer's state": lambda: hashlib.sha256(state).digest(),
             "fsl-sage: write it to a new file": lambda: Path(folder, str(next(count))).write_bytes(state),
         }

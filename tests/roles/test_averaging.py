@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsl_sage.roles.averaging import RULES, RunningMean, average, mean_state
+from fsl_sage.roles.averaging import PIECE, RULES, RunningMean, average, mean_state
 
 
 @given(st.integers(1, 20), st.integers(0, 2**31))
@@ -127,3 +127,18 @@ def test_what_optimizers_remember_of_a_weight_that_is_one_number_is_averaged():
     """Of the counters of steps the largest counts: it is they that are told by their name, not by their shape."""
     states = [{"scale/step": torch.tensor(n), "scale/exp_avg": torch.tensor(m)} for n, m in ((3.0, -1.0), (5.0, 3.0))]
     assert mean_state(states, [1, 1]) == {"scale/step": torch.tensor(5.0), "scale/exp_avg": torch.tensor(1.0)}
+
+
+@pytest.mark.parametrize("shape", [(PIECE + 3,), (3, PIECE), (5, 7, 97, 97), (1, 2 * PIECE)])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_a_sum_in_pieces_is_the_sum_of_whole_tensors_to_the_bit(shape, layout):
+    if layout is torch.channels_last and len(shape) != 4:
+        pytest.skip("only images have this layout")
+    draw = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(shape, generator=draw).contiguous(memory_format=layout) for _ in range(3)]
+    whole = torch.zeros(shape, dtype=torch.float64)
+    for tensor, weight in zip(tensors, (1.0, 2.0, 4.0), strict=True):
+        whole.add_(tensor, alpha=weight / 7)
+    mean = average([{"w": tensor} for tensor in tensors], [1.0, 2.0, 4.0])["w"]
+    assert torch.equal(mean, whole.float())
+    assert mean.stride() == tensors[0].stride()

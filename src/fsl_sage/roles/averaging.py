@@ -16,6 +16,9 @@ from fsl_sage.wire.message import Tensors
 TRIMMED = 0.1
 """The share of the clients that `trimmed-mean` leaves out at each end, at least one."""
 
+PIECE = 2**18
+"""Numbers that are added at a time: 2 MiB in float64."""
+
 Rule = Callable[[Sequence[Tensors], Sequence[float], Tensors], Tensors]
 """(the clients' states, how much each counts, the state that they started from) to the new state."""
 
@@ -127,12 +130,23 @@ class _Total:
         if self._sum.is_meta:
             return
         if tensor.is_floating_point():
-            self._sum.add_(tensor, alpha=share)
+            for total, piece in zip(_pieces(self._sum), _pieces(tensor), strict=True):
+                total.add_(piece, alpha=share)
         else:
             self._sum = torch.maximum(self._sum, tensor)
 
     def result(self) -> Tensor:
         return self._sum.to(self._like.dtype)
+
+
+def _pieces(tensor: Tensor) -> Sequence[Tensor]:
+    """Views of a tensor, along its first dimension, that are small enough for a processor's cache.
+
+    torch widens what it adds in a copy of its own, which for a whole layer would go through memory.
+    """
+    if tensor.numel() <= PIECE or tensor.device.type != "cpu":
+        return (tensor,)
+    return torch.split(tensor, max(1, PIECE * len(tensor) // tensor.numel()))
 
 
 def _distance(state: Tensors, start: Tensors) -> float:
