@@ -15,7 +15,8 @@ from fsl_sage.models.language import (
     tokenizer_path,
     train_auxiliary,
 )
-from fsl_sage.models.norm import batch_statistics, replace_batch_norm, statistics_names
+from fsl_sage.models.layout import AdaptiveAvgPool2d, MaxPool2d
+from fsl_sage.models.norm import BatchNorm2d, batch_statistics, replace_batch_norm, statistics_names
 from fsl_sage.models.resnet import ResNet18
 from fsl_sage.models.small_cnn import SmallCNN
 from fsl_sage.models.text_classifier import make_text_classifier, usual_text_cut
@@ -23,8 +24,11 @@ from fsl_sage.models.text_classifier import make_text_classifier, usual_text_cut
 __all__ = [
     "DEFAULT_CUT",
     "MODELS",
+    "AdaptiveAvgPool2d",
+    "BatchNorm2d",
     "Conv2d",
     "Decoder",
+    "MaxPool2d",
     "ResNet18",
     "SmallCNN",
     "batch_statistics",
