@@ -23,6 +23,8 @@ from fsl_sage.engines.server import host_server, join_states, local_tensors, par
 from fsl_sage.engines.threads import Threads
 from fsl_sage.engines.worker import Conversation, Place, copied, evaluate
 from fsl_sage.records.client_store import ClientStore, Named
+from fsl_sage.roles.client import local_batch_sizes
+from fsl_sage.roles.group import schedule_of
 from fsl_sage.roles.protocols import Parts, Update
 from fsl_sage.units import MIB
 from fsl_sage.wire.link import Link
@@ -87,24 +89,45 @@ class LocalEngine(Engine):
         intake = Intake.in_order(self.setup.settings.config.order, clients)
         begun = itertools.count(1)
 
-        def whole_round(id: int) -> Outcome | ClientError:
+        def whole_rounds(group: Sequence[int]) -> Outcomes:
             try:
                 with self._threads.free_worker() as worker:
-                    now(f"training client {next(begun)} of {len(clients)}")
-                    return self._stored(
-                        id, worker.whole_round(t, id, self._state(id), delivery, partial(intake.put, id))
-                    )
+                    numbers = [str(next(begun)) for _ in group]
+                    now(f"training client {' and '.join(dict.fromkeys((numbers[0], numbers[-1])))} of {len(clients)}")
+                    if len(group) > 1:
+                        states = {id: self._state(id) for id in group}
+                        played = worker.rounds_as_one(t, states, delivery, intake.put)
+                    else:
+                        (id,) = group
+                        own = worker.whole_round(t, id, self._state(id), delivery, partial(intake.put, id))
+                        played = {id: own}
+                    return {id: self._stored(id, outcome) for id, outcome in played.items()}
             finally:
-                intake.close(id)
+                for id in group:
+                    intake.close(id)
 
-        rounds: Iterable[Outcome | ClientError] = self._threads.map(whole_round, clients)
+        rounds: Iterable[Outcomes] = self._threads.map(whole_rounds, self._groups(clients, delivery))
         if len(self._threads.workers) == 1:  # nothing else runs beside the client that is measured
             rounds = list(rounds)
         learn_from(intake, self._server, link)
-        outcomes = dict(zip(clients, rounds, strict=True))
+        by_client = {id: outcome for group in rounds for id, outcome in group.items()}
+        outcomes = {id: by_client[id] for id in clients}
         for id in self._failures.note(outcomes):
             self._server.drop(id)
         return outcomes
+
+    def _groups(self, clients: Sequence[int], delivery: Delivery) -> list[list[int]]:
+        """The clients that train as one, by --clients-at-once; each alone by default, and the one that is measured."""
+        config, examples = self.setup.settings.config, self.setup.examples
+        if config.clients_at_once == 1:
+            return [[id] for id in clients]
+        alike: dict[Any, list[int]] = {}
+        for id in clients:
+            sizes = local_batch_sizes(len(examples[id]), config)
+            key = "measured" if id == delivery.measured else schedule_of(sizes, self._clients.get(id, {}))
+            alike.setdefault(key, []).append(id)
+        at_once = config.clients_at_once
+        return [own[start : start + at_once] for own in alike.values() for start in range(0, len(own), at_once)]
 
     def _run_in_step(self, t: int, clients: Sequence[int], delivery: Delivery, link: Link) -> Outcomes:
         """Run every client to its next upload, take the S-server's replies, and repeat."""
