@@ -103,6 +103,16 @@ class Worker:
             for client, end in said
         }
 
+    def rehearse_as_one(self) -> None:
+        """Take a first step of a group of two clients and forget it; an exception says why no group is possible."""
+        client = partial(self._client, 0, 0, {}, Delivery(self.setup.initial, {}))
+        group = Group([client(), client()], self.setup.settings)
+        batch = next(group.batches(0))
+        z = group.forward(batch)
+        behind = group.auxiliary_gradient if "auxiliary" in self.setup.algorithm.holds else group.server_gradient
+        group.backward(z, behind(z, batch.target))
+        group.step()
+
     def _play_as_one(
         self,
         t: int,
