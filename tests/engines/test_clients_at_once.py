@@ -10,7 +10,7 @@ from fsl_sage.algorithms.fsl_sage import FSLSAGE
 from fsl_sage.engines import worker
 from fsl_sage.engines.base import Delivery
 from fsl_sage.engines.local import LocalEngine
-from fsl_sage.errors import InputError
+from fsl_sage.errors import InputError, TrainingError
 from fsl_sage.experiment import run
 from fsl_sage.experiment.federation import Federation, draw_cohort
 from fsl_sage.experiment.setup import make_setup
@@ -55,6 +55,7 @@ LAW = {
     "fedavg": {"algorithm": "fedavg", **UNEQUAL, **COHORT},
     "fedprox": {"algorithm": "fedprox", "averaging": {"proximal": 0.5}},
     "fedadam": {"algorithm": "fedadam", "model": {"frozen": ("block1.bn",)}},
+    "fedyogi": {"algorithm": "fedyogi"},
     "fsl-sage, ResNet-18": RESNET,
     "fedavg, ResNet-18": {**RESNET, "algorithm": "fedavg"},
 }
@@ -266,6 +267,32 @@ def test_a_fault_is_noticed(played, monkeypatch, fault):
     fault(monkeypatch)
     with pytest.raises(AssertionError, match="is off by"):
         check(one_by_one, played(shorter, clients_at_once=3))
+
+
+# Failures
+
+
+def test_the_client_whose_numbers_are_not_finite_is_named(played, monkeypatch):
+    proper = Group.hand_back
+
+    def hand_back(self):
+        self._losses[0][1] = math.nan
+        proper(self)
+
+    monkeypatch.setattr(Group, "hand_back", hand_back)
+    with pytest.raises(TrainingError, match="Client 2 failed in round 0: its client loss became nan"):
+        played(clients_at_once=3)  # 1 and 2 are the first group: 0 is measured, and the others have fewer images
+
+
+def test_a_failure_of_a_group_names_its_clients(played, monkeypatch):
+    def fails(self):
+        raise ValueError("too much")
+
+    monkeypatch.setattr(Group, "hand_back", fails)
+    with pytest.raises(
+        TrainingError, match=r"Client 1 failed in round 0: ValueError: too much .*clients 1, 2 train as one"
+    ):
+        played(clients_at_once=3, workers=1)
 
 
 # What is refused

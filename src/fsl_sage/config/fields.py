@@ -280,8 +280,8 @@ class Config:
     workers: int | None = None
     """Clients that train side by side (if not given: as many as there are cores, or GPUs); never changes a number."""
     clients_at_once: int = 1
-    """Clients that a worker trains as one stack of weights, for GPUs, which many small batches leave idle; local
-    engine, image models and clients that do not wait. On a CPU it is not faster. The last digits depend on it."""
+    """Clients that a worker trains as one stack of weights: for GPUs, which small batches leave idle; on a CPU seldom
+    faster. For images on the local engine, with clients that do not wait; part of the result's last bits."""
     client_memory_mib: int = 1024
     """MiB of clients' states that may stay in memory between rounds; beyond that each is a file below the run's
     directory, and only clients that train are in memory. It changes no number."""

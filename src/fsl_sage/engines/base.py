@@ -127,9 +127,17 @@ class ClientError(TrainingError):
         self.client = client
         self.reason = reason
         self._message = f"Client {client} failed in round {t}: {reason}"
+        self._round = t
 
     def __str__(self) -> str:
         return self._message
+
+    def with_reason(self, reason: str) -> "ClientError":
+        """The same failure with another reason; its notes stay."""
+        other = ClientError(self.client, self._round, reason)
+        for note in getattr(self, "__notes__", ()):
+            other.add_note(note)
+        return other
 
 
 class LostError(TrainingError):

@@ -21,7 +21,7 @@ from fsl_sage.engines.desk import Desk
 from fsl_sage.engines.intake import Intake, learn_from
 from fsl_sage.engines.server import host_server, join_states, local_tensors, part_states
 from fsl_sage.engines.threads import Threads
-from fsl_sage.engines.worker import Conversation, Place, copied, evaluate
+from fsl_sage.engines.worker import Conversation, Place, Worker, copied, evaluate
 from fsl_sage.records.client_store import ClientStore, Named
 from fsl_sage.roles.client import local_batch_sizes
 from fsl_sage.roles.group import schedule_of
@@ -92,15 +92,8 @@ class LocalEngine(Engine):
         def whole_rounds(group: Sequence[int]) -> Outcomes:
             try:
                 with self._threads.free_worker() as worker:
-                    numbers = [str(next(begun)) for _ in group]
-                    now(f"training client {' and '.join(dict.fromkeys((numbers[0], numbers[-1])))} of {len(clients)}")
-                    if len(group) > 1:
-                        states = {id: self._state(id) for id in group}
-                        played = worker.rounds_as_one(t, states, delivery, intake.put)
-                    else:
-                        (id,) = group
-                        own = worker.whole_round(t, id, self._state(id), delivery, partial(intake.put, id))
-                        played = {id: own}
+                    now(f"training client {[next(begun) for _ in group][-1]} of {len(clients)}")
+                    played = self._whole_rounds(worker, t, group, delivery, intake)
                     return {id: self._stored(id, outcome) for id, outcome in played.items()}
             finally:
                 for id in group:
@@ -115,6 +108,15 @@ class LocalEngine(Engine):
         for id in self._failures.note(outcomes):
             self._server.drop(id)
         return outcomes
+
+    def _whole_rounds(
+        self, worker: Worker, t: int, group: Sequence[int], delivery: Delivery, intake: Intake
+    ) -> Outcomes:
+        """The rounds of clients that train as one, or of one client; uploads go to the intake."""
+        states = {id: self._state(id) for id in group}
+        if len(group) > 1:
+            return worker.rounds_as_one(t, states, delivery, intake.put)
+        return {id: worker.whole_round(t, id, states.pop(id), delivery, partial(intake.put, id)) for id in group}
 
     def _groups(self, clients: Sequence[int], delivery: Delivery) -> list[list[int]]:
         """The clients that train as one, by --clients-at-once; each alone by default, and the one that is measured."""

@@ -97,7 +97,8 @@ class Worker:
         first = next(iter(states))
         said = _or_failure(first, t, lambda: self._play_as_one(t, states, delivery, send))
         if isinstance(said, ClientError):
-            return dict.fromkeys(states, said)
+            together = f"{said.reason} (clients {', '.join(map(str, states))} train as one)"
+            return dict.fromkeys(states, said.with_reason(together))
         return {
             client.id: _or_failure(client.id, t, partial(self._outcome, t, client, end, delivery))
             for client, end in said
