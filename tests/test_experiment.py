@@ -151,8 +151,12 @@ def test_resume_is_exact(tiny, finished, algorithm, every, monkeypatch):
         {"algorithm": "heron-sfl", "local_steps": 2},
         {"model": {"auxiliary": "ridge:9"}, "hold": 0.5, "align_every": 3, "parameter_fidelity": 2},
         {"alignment": {"loss": "cosine", "scope": "client"}},
+        {"clients": 7, "clients_at_once": 2, "client_optimizer": "reset"},
     ],
-    ids=["at start", "local auxiliary", "named rounds", "channels last", "local-loss", "heron-sfl", "ridge", "cosine"],
+    ids=[
+        *("at start", "local auxiliary", "named rounds", "channels last", "local-loss", "heron-sfl", "ridge", "cosine"),
+        "clients at once",
+    ],
 )
 def test_resume_is_exact_with_options_too(tiny, monkeypatch, changes):
     changes = {"rounds": 5, "cohort": 0.67, "align_every": 2, **changes}

@@ -25,6 +25,8 @@ RUNS = [
     {"algorithm": "heron-sfl", "rounds": 1},
     {"algorithm": "locfedmix-sl", "rounds": 1},
     {"algorithm": "adaptsfl", "rounds": 1},
+    {"algorithm": "fsl-sage", "clients": 4, "batch_size": 8, "clients_at_once": 3},
+    {"algorithm": "fedavg", "clients": 4, "batch_size": 8, "clients_at_once": 3},
 ]
 
 

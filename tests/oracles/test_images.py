@@ -7,6 +7,7 @@ import torch
 
 from fsl_sage.alignment.passes import Passes
 from fsl_sage.experiment.setup import make_setup
+from fsl_sage.roles.group import Group
 from tests.oracles import ORACLES
 from tests.oracles.models import ResNetAuxiliary, ResNetClient, ResNetDecoder, ResNetServer, image_loss, image_terms
 from tests.oracles.subject import compare, given_for, run_of
@@ -79,6 +80,15 @@ def test_algorithm(subject, algorithm, setting):
     orders = check(subject(SETTINGS[setting], algorithm=algorithm))
     if algorithm == "fsl-sage":
         assert sorted(orders) == [(0, -1), (2, -1)]
+
+
+@pytest.mark.parametrize("algorithm", ["fsl-sage", "cse-fsl", "fedavg"])
+def test_clients_that_train_as_one(subject, algorithm, monkeypatch):
+    played = []
+    monkeypatch.setattr(Group, "hand_back", lambda self, proper=Group.hand_back: (played.append(self), proper(self)))
+    # Clients of two sizes; some are away in some rounds, so that their optimizers are not all as far.
+    check(subject(algorithm=algorithm, clients=6, cohort=0.84, rounds=4, clients_at_once=3))
+    assert len(played) >= 4
 
 
 @pytest.mark.parametrize("setting", SETTINGS)

@@ -39,7 +39,7 @@ class Passes:
         with self.autocast():
             loss = self.task.loss_once(self.task.output(in_training(part), inputs, target), target)
         loss.backward()  # type: ignore[no-untyped-call]
-        return _scaled(part, gradients_of(inputs)), loss.detach()
+        return scaled(part, gradients_of(inputs)), loss.detach()
 
     def cut_gradient(
         self, part: nn.Module, z: Sequence[Tensor], target: Mapping[str, Tensor], *, create_graph: bool = False
@@ -63,7 +63,7 @@ class Passes:
                 gradients = torch.autograd.grad(
                     loss, wanted, create_graph=create_graph, allow_unused=True, materialize_grads=True
                 )
-        return gradients if create_graph else _scaled(part, gradients), loss.detach()
+        return gradients if create_graph else scaled(part, gradients), loss.detach()
 
 
 def gradients_of(inputs: Sequence[Tensor]) -> Smash:
@@ -72,7 +72,7 @@ def gradients_of(inputs: Sequence[Tensor]) -> Smash:
     return tuple(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in wanted)
 
 
-def _scaled(part: nn.Module, gradients: Smash) -> Smash:
+def scaled(part: nn.Module, gradients: Smash) -> Smash:
     """Cut gradients through a part; through an auxiliary that was aligned by direction, times its fitted scale."""
     scale = fitted_scale(part)
     return gradients if scale is None else tuple(gradient * scale for gradient in gradients)

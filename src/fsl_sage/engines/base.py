@@ -127,9 +127,17 @@ class ClientError(TrainingError):
         self.client = client
         self.reason = reason
         self._message = f"Client {client} failed in round {t}: {reason}"
+        self._round = t
 
     def __str__(self) -> str:
         return self._message
+
+    def with_reason(self, reason: str) -> "ClientError":
+        """The same failure with another reason; its notes stay."""
+        other = ClientError(self.client, self._round, reason)
+        for note in getattr(self, "__notes__", ()):
+            other.add_note(note)
+        return other
 
 
 class LostError(TrainingError):
@@ -259,9 +267,19 @@ class Engine(ABC):
 
 def begun(algorithm: Algorithm, client: ClientRole, t: int) -> LocalRound:
     """A client's local round, which is a generator. Its optimizers start with what came down for them, if it did."""
+    take_optimizers(algorithm, client, t)
+    return opened(algorithm, client, t)
+
+
+def take_optimizers(algorithm: Algorithm, client: ClientRole, t: int) -> None:
+    """Let a client's optimizers start with what came down for them, if it did."""
     remembered = client.received_extra.get(OPTIMIZER_STATE, {})
     for part in _with_averaged_optimizers(algorithm, t):
         client.set_optimizer_state(part, below(f"{part}/", remembered))
+
+
+def opened(algorithm: Algorithm, client: ClientRole, t: int) -> LocalRound:
+    """The local round of a client, or of a group of them, whose optimizers are ready."""
     local_round = algorithm.local_round(client, t)
     if not hasattr(local_round, "send"):
         raise InputError(

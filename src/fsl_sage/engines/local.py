@@ -16,15 +16,17 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from fsl_sage.activity import now
+from fsl_sage.engines.apart import clients_together, folds_copies
 from fsl_sage.engines.base import ClientError, Delivery, Engine, Failures, Outcome, Replies, Setup, survivors
 from fsl_sage.engines.desk import Desk
-from fsl_sage.engines.groups import clients_together, folds_copies
 from fsl_sage.engines.intake import Intake, learn_from
 from fsl_sage.engines.server import host_server, join_states, local_tensors, part_states
 from fsl_sage.engines.threads import Threads
-from fsl_sage.engines.worker import Conversation, Place, copied, evaluate
+from fsl_sage.engines.worker import Conversation, Place, Worker, copied, evaluate
 from fsl_sage.records.client_store import ClientStore, Named
 from fsl_sage.records.resting import RestingPlace
+from fsl_sage.roles.client import local_batch_sizes
+from fsl_sage.roles.group import schedule_of
 from fsl_sage.roles.protocols import Parts, Update
 from fsl_sage.units import MIB
 from fsl_sage.wire.link import Link
@@ -79,16 +81,16 @@ class LocalEngine(Engine):
             one_by_one = self.setup.algorithm.answers_one_by_one
             play = self._run_one_by_one if one_by_one else self._run_in_step
             folds = folds_copies(self.setup, clients)
-            for group in self._groups(clients, folds):
-                outcomes |= play(t, group, delivery, link)
+            for party in self._parties(clients, folds):
+                outcomes |= play(t, party, delivery, link)
                 if folds:
-                    self._server.fold_copies(group, clients)
+                    self._server.fold_copies(party, clients)
         if self._arrivals is not None:
             return self._arrivals.taken
         return [outcome.update for outcome in survivors(outcomes).values()]
 
-    def _groups(self, clients: Sequence[int], folds: bool) -> list[Sequence[int]]:
-        """Clients that wait, in groups that take their rounds one after the other."""
+    def _parties(self, clients: Sequence[int], folds: bool) -> list[Sequence[int]]:
+        """Clients that wait, in parties that take their rounds one after the other."""
         if self.setup.settings.config.order == "blocked":
             return [[client] for client in clients]
         if not folds:
@@ -100,24 +102,47 @@ class LocalEngine(Engine):
         intake = Intake.in_order(self.setup.settings.config.order, clients)
         begun = itertools.count(1)
 
-        def whole_round(id: int) -> Outcome | ClientError:
+        def whole_rounds(group: Sequence[int]) -> Outcomes:
             try:
                 with self._threads.free_worker() as worker:
-                    now(f"training client {next(begun)} of {len(clients)}")
-                    return self._stored(
-                        id, worker.whole_round(t, id, self._state(id), delivery, partial(intake.put, id))
-                    )
+                    now(f"training client {[next(begun) for _ in group][-1]} of {len(clients)}")
+                    played = self._whole_rounds(worker, t, group, delivery, intake)
+                    return {id: self._stored(id, outcome) for id, outcome in played.items()}
             finally:
-                intake.close(id)
+                for id in group:
+                    intake.close(id)
 
-        rounds: Iterable[Outcome | ClientError] = self._threads.map(whole_round, clients)
+        rounds: Iterable[Outcomes] = self._threads.map(whole_rounds, self._groups(clients, delivery))
         if len(self._threads.workers) == 1:  # nothing else runs beside the client that is measured
             rounds = list(rounds)
         learn_from(intake, self._server, link)
-        outcomes = dict(zip(clients, rounds, strict=True))
+        by_client = {id: outcome for group in rounds for id, outcome in group.items()}
+        outcomes = {id: by_client[id] for id in clients}
         for id in self._failures.note(outcomes):
             self._server.drop(id)
         return outcomes
+
+    def _whole_rounds(
+        self, worker: Worker, t: int, group: Sequence[int], delivery: Delivery, intake: Intake
+    ) -> Outcomes:
+        """The rounds of clients that train as one, or of one client; uploads go to the intake."""
+        states = {id: self._state(id) for id in group}
+        if len(group) > 1:
+            return worker.rounds_as_one(t, states, delivery, intake.put)
+        return {id: worker.whole_round(t, id, states.pop(id), delivery, partial(intake.put, id)) for id in group}
+
+    def _groups(self, clients: Sequence[int], delivery: Delivery) -> list[list[int]]:
+        """The clients that train as one, by --clients-at-once; each alone by default, and the one that is measured."""
+        config, examples = self.setup.settings.config, self.setup.examples
+        if config.clients_at_once == 1:
+            return [[id] for id in clients]
+        alike: dict[Any, list[int]] = {}
+        for id in clients:
+            sizes = local_batch_sizes(len(examples[id]), config)
+            key = "measured" if id == delivery.measured else schedule_of(sizes, self._clients.get(id, {}))
+            alike.setdefault(key, []).append(id)
+        at_once = config.clients_at_once
+        return [own[start : start + at_once] for own in alike.values() for start in range(0, len(own), at_once)]
 
     def _run_in_step(self, t: int, clients: Sequence[int], delivery: Delivery, link: Link) -> Outcomes:
         """Run every client to its next upload, take the S-server's replies, and repeat."""

@@ -5,7 +5,8 @@ import traceback
 from collections.abc import Callable, Generator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,11 +21,14 @@ from fsl_sage.engines.base import (
     advance,
     begun,
     coded_update,
+    opened,
     sent_along,
+    take_optimizers,
 )
 from fsl_sage.errors import InputError, TrainingError, described
 from fsl_sage.precision import all_finite
 from fsl_sage.roles.client import Client
+from fsl_sage.roles.group import Group, uploads_of
 from fsl_sage.roles.protocols import Parts, Update
 from fsl_sage.roles.replica import Replica
 from fsl_sage.roles.server_jobs import SpreadOver
@@ -33,6 +37,8 @@ from fsl_sage.wire.codecs import CodecError
 from fsl_sage.wire.ends import ClientEnd
 from fsl_sage.wire.message import PAUSE, Message, Tensors
 from fsl_sage.wire.paths import below, flat
+
+Result = TypeVar("Result")
 
 Place = Callable[[int], Tensor | None]
 """Gives so many bytes of memory, or None where what is to move there may stay."""
@@ -60,18 +66,7 @@ class Worker:
         conversation = self._conversation(t, id, state, delivery, rests)
 
         def proceed(reply: Message | None) -> Message | Outcome | ClientError:
-            try:
-                return conversation.send(reply)
-            except StopIteration as end:
-                return end.value
-            except (DivergedError, CodecError, InputError) as error:
-                return ClientError(id, t, str(error))
-            except TrainingError:  # a full disk is no fault of the client's
-                raise
-            except Exception as error:
-                failure = ClientError(id, t, described(error))
-                failure.add_note("".join(traceback.format_exception(error)))
-                return failure
+            return _or_failure(id, t, lambda: _next_word(conversation, reply))
 
         return proceed
 
@@ -84,11 +79,66 @@ class Worker:
             send(said)
         return said
 
+    def rounds_as_one(
+        self,
+        t: int,
+        states: Mapping[int, Mapping[str, Tensor]],
+        delivery: Delivery,
+        send: Callable[[int, Message], None],
+    ) -> dict[int, Outcome | ClientError]:
+        """Play the rounds of clients that wait for no replies together, as a group.
+
+        Args:
+            t: The round.
+            states: By client of the group, its state.
+            delivery: What the clients get.
+            send: Called with a client and an upload of it, for every upload.
+        """
+        first = next(iter(states))
+        said = _or_failure(first, t, lambda: self._play_as_one(t, states, delivery, send))
+        if isinstance(said, ClientError):
+            together = f"{said.reason} (clients {', '.join(map(str, states))} train as one)"
+            return dict.fromkeys(states, said.with_reason(together))
+        return {
+            client.id: _or_failure(client.id, t, partial(self._outcome, t, client, end, delivery))
+            for client, end in said
+        }
+
+    def rehearse_as_one(self) -> None:
+        """Take a first step of a group of two clients and forget it; an exception says why no group is possible."""
+        client = partial(self._client, 0, 0, {}, Delivery(self.setup.initial, {}))
+        group = Group([client(), client()], self.setup.settings)
+        batch = next(group.batches(0))
+        z = group.forward(batch)
+        behind = group.auxiliary_gradient if "auxiliary" in self.setup.algorithm.holds else group.server_gradient
+        group.backward(z, behind(z, batch.target))
+        group.step()
+
+    def _play_as_one(
+        self,
+        t: int,
+        states: Mapping[int, Mapping[str, Tensor]],
+        delivery: Delivery,
+        send: Callable[[int, Message], None],
+    ) -> list[tuple[Client, ClientEnd]]:
+        """The local steps of a group. Returns its clients as they are afterwards, and their ends of the wire."""
+        clients = [self._client(t, id, state, delivery) for id, state in states.items()]
+        ends = [self._end(t, client, states[client.id]) for client in clients]
+        for client in clients:
+            take_optimizers(self.setup.algorithm, client, t)
+        group = Group(clients, self.setup.settings)
+        local_round = opened(self.setup.algorithm, group, t)
+        while (upload := advance(local_round, None)) is not None:
+            for client, end, own in zip(clients, ends, uploads_of(upload, len(clients)), strict=True):
+                send(client.id, end.send(_numbered(own, client), client.places))
+        group.hand_back()
+        return list(zip(clients, ends, strict=True))
+
     def _conversation(
         self, t: int, id: int, state: Mapping[str, Tensor], delivery: Delivery, rests: Place | None
     ) -> Generator[Message, Message | None, Outcome]:
         client = self._client(t, id, state, delivery)
-        end = ClientEnd(self.setup.settings.codecs, id, t, below("codec/", state), len(client.examples))
+        end = self._end(t, client, state)
         del state  # so that what moves away is freed
         awake = True
         local_round = begun(self.setup.algorithm, client, t)
@@ -106,24 +156,28 @@ class Worker:
                     awake = False
                 yield PAUSE
                 continue
-            # An upload has the number of its local step, which sets the S-server's learning rate.
             if client.step_index == last_upload and not self.setup.algorithm.waits_in(t):
                 raise InputError(
                     f"{self.setup.settings.config.algorithm} uploads twice in one local step, and its clients do not "
                     "wait: let one Message carry both, or set waits = True."
                 )
             last_upload = client.step_index
-            upload = replace(upload, values={**upload.values, "step": client.step_index})
-            sent = yield end.send(upload, client.places)
+            sent = yield end.send(_numbered(upload, client), client.places)
             reply = end.receive(sent)
+        return self._outcome(t, client, end, delivery)
+
+    def _outcome(self, t: int, client: Client, end: ClientEnd, delivery: Delivery) -> Outcome:
+        """What a client's round leaves: its update as it travels, and its state."""
         averaged = self.setup.algorithm.averaged_in(t)
         losses = {"client_loss": mean_loss(client.losses)} if client.losses else {}
-        update = Update(
-            id, client.upload(averaged), losses, sent_along(self.setup, client, t), footprint=client.footprint()
-        )
+        extra = sent_along(self.setup, client, t)
+        update = Update(client.id, client.upload(averaged), losses, extra, footprint=client.footprint())
         check_finite(update)
         update = coded_update(self.setup, end, update, delivery.received)
         return Outcome(update, client.state(averaged) | flat({"codec": end.state()}))
+
+    def _end(self, t: int, client: Client, state: Mapping[str, Tensor]) -> ClientEnd:
+        return ClientEnd(self.setup.settings.codecs, client.id, t, below("codec/", state), len(client.examples))
 
     def _client(self, t: int, id: int, state: Mapping[str, Tensor], delivery: Delivery) -> Client:
         setup = self.setup
@@ -148,6 +202,34 @@ class Worker:
         """A client's state without its own weights of those parts whose newest average it gets now."""
         older = {f"own/{part}/{name}" for part in self.setup.algorithm.averaged for name in received.get(part, {})}
         return {path: tensor for path, tensor in state.items() if path not in older}
+
+
+def _next_word(conversation: Generator[Message, Message | None, Outcome], reply: Message | None) -> Message | Outcome:
+    """What a client says next; at the end of its round the outcome."""
+    try:
+        return conversation.send(reply)
+    except StopIteration as end:
+        outcome: Outcome = end.value
+        return outcome
+
+
+def _or_failure(id: int, t: int, call: Callable[[], Result]) -> Result | ClientError:
+    """What a client's code gives in round t, or its failure."""
+    try:
+        return call()
+    except (DivergedError, CodecError, InputError) as error:
+        return ClientError(id, t, str(error))
+    except TrainingError:  # a full disk is no fault of the client's
+        raise
+    except Exception as error:
+        failure = ClientError(id, t, described(error))
+        failure.add_note("".join(traceback.format_exception(error)))
+        return failure
+
+
+def _numbered(upload: Message, client: Client) -> Message:
+    """An upload with the number of its local step, which sets the S-server's learning rate."""
+    return replace(upload, values={**upload.values, "step": client.step_index})
 
 
 class DivergedError(Exception):

@@ -5,8 +5,8 @@ from pathlib import Path
 from warnings import warn
 
 from fsl_sage.config import Config
+from fsl_sage.engines.apart import folds_copies
 from fsl_sage.engines.base import Setup
-from fsl_sage.engines.groups import folds_copies
 from fsl_sage.errors import InputError, RunWarning, listed
 from fsl_sage.units import MIB, bytes_text
 from fsl_sage.wire.message import nbytes

@@ -13,6 +13,7 @@ from fsl_sage.devices import pick_device
 from fsl_sage.engines.base import Setup
 from fsl_sage.errors import InputError
 from fsl_sage.experiment.client_cuts import client_cuts
+from fsl_sage.experiment.clients_at_once import check_model, check_options
 from fsl_sage.models import MODELS, statistics_names
 from fsl_sage.problems.base import Problem, example_shapes
 from fsl_sage.problems.make import make_dry_problem, make_problem
@@ -27,7 +28,9 @@ from fsl_sage.wire.codecs import Codecs
 
 def check_config(config: Config) -> torch.device:
     """Refuse impossible options before anything slow; returns the device."""
-    make_algorithm(config).check()
+    algorithm = make_algorithm(config)
+    algorithm.check()
+    check_options(config, algorithm)
     return pick_device(config.device)
 
 
@@ -52,7 +55,9 @@ def make_setup(config: Config, problem: Problem | None = None, counts: Sequence[
     modules = _with_decoder(config, problem, modules, device)
     _check_trained(config, modules)
     _check_uploads(config, modules["client"])
-    return _assemble(config, problem, modules, examples, device)
+    setup = _assemble(config, problem, modules, examples, device)
+    check_model(setup, problem)
+    return setup
 
 
 def make_dry_setup(config: Config, problem: Problem | None = None, counts: Sequence[int] | None = None) -> Setup:

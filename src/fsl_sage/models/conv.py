@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
 from fsl_sage.models.flops import as_direct
-from fsl_sage.models.layout import channels_last, in_channels_last
+from fsl_sage.models.layout import channels_last, in_channels_last, is_for_own_layers
 
 Array = NDArray[np.float64]
 
@@ -43,7 +43,7 @@ class Conv2d(nn.Conv2d):
 
     def _pays(self, x: Tensor) -> bool:
         """Whether the matrix products are faster: measured with one thread, 16 to 256 images, 16 to 512 channels."""
-        if x.device.type != "cpu" or x.dim() != 4 or self.groups != 1 or self.padding_mode != "zeros":
+        if not is_for_own_layers(x) or self.groups != 1 or self.padding_mode != "zeros":
             return False
         if torch.is_autocast_enabled("cpu") != _brief():  # float16
             return False

@@ -6,10 +6,37 @@ brings its input, and the gradient of its output, into this layout first. A mode
 exchange plain tensors, then computes the same bits as the whole.
 """
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+
+
+class _Layers(threading.local):
+    are_plain = False
+
+
+_LAYERS = _Layers()
+
+
+@contextmanager
+def plain_layers() -> Iterator[None]:
+    """Within it this thread's layers compute on a CPU as on a GPU, by torch's own operations in the usual layout.
+
+    Where clients are stacked, `torch.vmap` carries these operations; layouts and Functions of one's own it does not.
+    """
+    before, _LAYERS.are_plain = _LAYERS.are_plain, True
+    try:
+        yield
+    finally:
+        _LAYERS.are_plain = before
+
+
+def is_for_own_layers(x: Tensor) -> bool:
+    """Whether layers compute this input in a way of the package's own: images [N, C, H, W] on a CPU."""
+    return x.device.type == "cpu" and x.dim() == 4 and not _LAYERS.are_plain
 
 
 def channels_last(x: Tensor) -> Tensor:
@@ -21,7 +48,7 @@ def channels_last(x: Tensor) -> Tensor:
 
 def in_channels_last(compute: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """compute(x), with x and the gradient of the result channels last; on a GPU simply compute(x)."""
-    if x.device.type != "cpu" or x.dim() != 4:
+    if not is_for_own_layers(x):
         return compute(x)
     y = compute(channels_last(x))
     if y.requires_grad:

@@ -28,7 +28,7 @@ HETEROGENEITY = "heterogeneity"
 IID = "iid"
 
 # What distinguishes the runs of a series, or says where and how a run was computed: never a setting.
-NO_SETTING = {"algorithm", "seed", "device", "threads", "data.dir", *NO_PART_OF_THE_RESULT}
+NO_SETTING = {"algorithm", "seed", "device", "threads", "clients_at_once", "data.dir", *NO_PART_OF_THE_RESULT}
 _SHARED = {HETEROGENEITY, *(each.name for each in fields(Config))}
 """What all algorithms have; another name is an option of one that is not in the package."""
 _LARGEST = 2**62

@@ -62,7 +62,8 @@ class Client(ClientRole):
         self._own: dict[str, Tensors] = {part: below(f"own/{part}/", state) for part in initial}
         self._parts: dict[str, Replica] = {}
         self._averaged = averaged
-        self._corrected = tuple(part for part in averaged if part in trains)
+        self.corrected = tuple(part for part in averaged if part in trains)
+        """The averaged parts that it trains, which FedProx and SCAFFOLD correct."""
         for part, tensors in initial.items():
             slots = workbench.slots[part]
             weights = {**tensors, **slots.only(received.get(part, {})), **self._own[part]}
@@ -70,6 +71,11 @@ class Client(ClientRole):
             if part in trains and settings.keeps_optimizer(averaged=part in averaged):
                 replica.load_optimizer_state(below(f"optimizer/{part}/", state))
             self._parts[part] = replica
+
+    @property
+    def replicas(self) -> Mapping[str, Replica]:
+        """Its weights and optimizers by part."""
+        return self._parts
 
     def batches(self, t: int, steps: range | None = None) -> Iterator[Batch]:
         """The mini-batches of round t: E epochs in random order, or K steps; of these local steps alone if given."""
@@ -100,7 +106,7 @@ class Client(ClientRole):
         if not self.meter.is_done:
             return None
         static = static_bytes(self._parts.values(), self.meter.gradient_bytes) + nbytes(below(HELD, self.extra))
-        corrected = sum(nbytes(self._parts[part].parameters()) for part in self._corrected)
+        corrected = sum(nbytes(self._parts[part].parameters()) for part in self.corrected)
         static += copies_kept(self._settings.config.averaging) * corrected
         return Footprint(static, self.meter.working_bytes, self.meter.flops)
 
@@ -206,13 +212,13 @@ class Client(ClientRole):
         """One optimizer step of every part that this client trains; by part, a learning rate that is not `lr()`."""
         options = self._settings.config.averaging
         if options.proximal:
-            pull(self, options.proximal, self._corrected)
+            pull(self, options.proximal, self.corrected)
         self.meter.found_gradients(self._trained())
         for part, replica in self._parts.items():
             if replica.optimizer is not None:
                 replica.step(lr.get(part, self.lr()))
         if options.control_variates:
-            follow_controls(self, self.lr(), self._corrected)
+            follow_controls(self, self.lr(), self.corrected)
         self.lr_used += self.lr()
 
     def lr(self) -> float:

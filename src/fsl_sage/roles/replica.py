@@ -7,6 +7,7 @@ at the replica's own Parameter objects, so that a graph recorded with one replic
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -63,6 +64,16 @@ class Slots:
             tensor = tensors[name]
             for owner, key in places:
                 owner[key] = tensor
+
+    @contextmanager
+    def holding(self, tensors: Mapping[str, Tensor]) -> Iterator[nn.Module]:
+        """The module with these tensors in its places; afterwards it has those that it had before."""
+        before: dict[str, Any] = {name: places[0][0][places[0][1]] for name, places in self._places.items()}
+        self.put(tensors)
+        try:
+            yield self.module
+        finally:
+            self.put(before)
 
 
 def frozen_weights(modules: Iterable[nn.Module]) -> Tensors:

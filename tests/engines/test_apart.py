@@ -2,7 +2,7 @@
 
 import pytest
 
-from fsl_sage.engines.groups import clients_together, folds_copies
+from fsl_sage.engines.apart import clients_together, folds_copies
 from fsl_sage.engines.local import LocalEngine
 from fsl_sage.experiment import run
 from fsl_sage.experiment.client_disk import disk_needed
@@ -59,7 +59,7 @@ def _server_state(out):
 def test_as_many_clients_train_together_as_fit(tiny, memory, workers, count):
     setup = make_setup(tiny(**UNEQUAL, client_memory_mib=memory, workers=workers))
     engine = LocalEngine(setup)
-    groups = engine._groups(range(5), folds=True)
+    groups = engine._parties(range(5), folds=True)
     engine.close()
     assert max(map(len, groups)) == count == min(5, clients_together(setup, workers))
     assert [client for group in groups for client in group] == [0, 1, 2, 3, 4]
