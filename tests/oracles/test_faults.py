@@ -19,6 +19,7 @@ from fsl_sage.problems.base import Batch
 from fsl_sage.roles import averaging, corrections, f_server, fed_opt, s_server
 from fsl_sage.roles import client as client_role
 from fsl_sage.roles.client import Client
+from fsl_sage.roles.copies import Copies
 from fsl_sage.roles.f_server import FServer
 from fsl_sage.roles.protocols import Parts, Update
 from fsl_sage.roles.replica import Replica
@@ -78,14 +79,11 @@ def kept_optimizer_state(patch: Patch) -> None:
 
 def copies_keep_their_state(patch: Patch) -> None:
     """The S-server's copies do, the clients do not."""
-    average = SServer.average_copies
 
-    def keep(self: SServer) -> None:
-        with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(Settings, "keeps_optimizer", lambda self, averaged: True)
-            average(self)
+    def keep(self: Copies, client: int, copy: Replica) -> None:
+        self.optimizers[client] = copy.optimizer_state()
 
-    patch.setattr(SServer, "average_copies", keep)
+    patch.setattr(Copies, "_keep_optimizer", keep)
 
 
 def moved_statistics(patch: Patch) -> None:
