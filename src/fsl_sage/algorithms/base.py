@@ -131,7 +131,7 @@ class Algorithm(ABC):
         """Whether clients that wait have nothing to do with each other before the round ends.
 
         Each has a server-side model of its own. An engine may then let some of them end their round before others
-        begin it, to the same bits, and fold their models into the average (`SServerRole.fold_copies`).
+        begin it, to the same bits, and fold their models into the average (`SServerRole.fold_copy`).
         """
         return False
 

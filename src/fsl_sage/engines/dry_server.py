@@ -118,8 +118,8 @@ class DrySServer(SServerRole):
         kept, self._kept = self._kept, {}
         return dict(sorted(kept.items()))
 
-    def fold_copies(self, clients: Sequence[int], cohort: Sequence[int]) -> None:
-        """There are none."""
+    def fold_copy(self, client: int, cohort: Sequence[int]) -> None:
+        """There is none."""
 
     def average_copies(self) -> None:
         """There are none."""

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from fsl_sage.activity import now
-from fsl_sage.engines.apart import clients_together, folds_copies
+from fsl_sage.engines.apart import Turns, folds_copies, most_copies
 from fsl_sage.engines.base import ClientError, Delivery, Engine, Failures, Outcome, Replies, Setup, survivors
 from fsl_sage.engines.desk import Desk
 from fsl_sage.engines.intake import Intake, learn_from
@@ -77,26 +77,17 @@ class LocalEngine(Engine):
         outcomes: Outcomes = {}
         if not self.setup.algorithm.waits_in(t):
             outcomes = self._run_in_parallel(t, clients, delivery, link)
+        elif folds_copies(self.setup, clients):
+            outcomes = self._run_apart(t, clients, delivery, link)
         else:
             one_by_one = self.setup.algorithm.answers_one_by_one
             play = self._run_one_by_one if one_by_one else self._run_in_step
-            folds = folds_copies(self.setup, clients)
-            for party in self._parties(clients, folds):
+            blocked = self.setup.settings.config.order == "blocked"
+            for party in [[client] for client in clients] if blocked else [clients]:
                 outcomes |= play(t, party, delivery, link)
-                if folds:
-                    self._server.fold_copies(party, clients)
         if self._arrivals is not None:
             return self._arrivals.taken
         return [outcome.update for outcome in survivors(outcomes).values()]
-
-    def _parties(self, clients: Sequence[int], folds: bool) -> list[Sequence[int]]:
-        """Clients that wait, in parties that take their rounds one after the other."""
-        if self.setup.settings.config.order == "blocked":
-            return [[client] for client in clients]
-        if not folds:
-            return [clients]
-        count = clients_together(self.setup, len(self._threads.workers))
-        return [clients[first : first + count] for first in range(0, len(clients), count)]
 
     def _run_in_parallel(self, t: int, clients: Sequence[int], delivery: Delivery, link: Link) -> Outcomes:
         intake = Intake.in_order(self.setup.settings.config.order, clients)
@@ -143,6 +134,29 @@ class LocalEngine(Engine):
             alike.setdefault(key, []).append(id)
         at_once = config.clients_at_once
         return [own[start : start + at_once] for own in alike.values() for start in range(0, len(own), at_once)]
+
+    def _run_apart(self, t: int, clients: Sequence[int], delivery: Delivery, link: Link) -> Outcomes:
+        """Each worker plays a client's round to its end, then that of the next: see `apart`."""
+        most = most_copies(self.setup, len(self._threads.workers))
+        turns = Turns(clients, most, partial(self._server.fold_copy, cohort=clients))
+        begun = itertools.count(1)
+
+        def whole_round(id: int) -> Outcome | ClientError:
+            with turns.giving_up(), self._threads.free_worker() as worker:
+                turns.wait_for_room(id)
+                now(f"training client {next(begun)} of {len(clients)}")
+                conversation = worker.converse(t, id, self._state(id), delivery)
+                word = conversation(None)
+                while isinstance(word, Message):
+                    with turns.at_server(id):
+                        reply = self._server.exchange({id: word}, link)[id]
+                    word = conversation(reply)
+                self._failures.note({id: word})
+                outcome = self._stored(id, word)
+                turns.end(id)
+                return outcome
+
+        return dict(zip(clients, self._threads.map(whole_round, clients), strict=True))
 
     def _run_in_step(self, t: int, clients: Sequence[int], delivery: Delivery, link: Link) -> Outcomes:
         """Run every client to its next upload, take the S-server's replies, and repeat."""

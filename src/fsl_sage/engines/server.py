@@ -67,9 +67,9 @@ class HostedServer(Server):
         self._end.drop(client)
         self.role.drop(client)
 
-    def fold_copies(self, clients: Sequence[int], cohort: Sequence[int]) -> None:
-        """The rounds of these clients are over, which have server-side models of their own."""
-        self.role.fold_copies(clients, cohort)
+    def fold_copy(self, client: int, cohort: Sequence[int]) -> None:
+        """The round of this client is over, which has a server-side model of its own."""
+        self.role.fold_copy(client, cohort)
 
     def set_auxiliary(self, tensors: Tensors) -> None:
         """An auxiliary that the F-server has averaged."""
@@ -134,8 +134,8 @@ class NoServer(Server):
     def drop(self, client: int) -> None:
         """Nothing is kept of a client."""
 
-    def fold_copies(self, clients: Sequence[int], cohort: Sequence[int]) -> None:
-        """There are none."""
+    def fold_copy(self, client: int, cohort: Sequence[int]) -> None:
+        """There is none."""
 
     def set_auxiliary(self, tensors: Tensors) -> None:
         """Nobody to tell."""

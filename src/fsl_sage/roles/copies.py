@@ -1,8 +1,8 @@
 """Server-side models of the clients' own, which the S-server averages at the end of a round (SplitFed-MS).
 
-No copy depends on another, so clients may take their rounds in groups, one group after the other. The copies of a group
-are then added to the mean and forgotten before the next group makes its own: a thousand of them need not be in memory
-at once. The mean, the mean loss and the bytes that are told are those of a round without groups, to the bit.
+No copy depends on another, so each client may take its round by itself. Its copy is then added to the mean and
+forgotten before other clients make theirs: a thousand of them need not be in memory at once. The mean, the mean loss
+and the bytes that are told are those of a round in which all copies are kept to its end, to the bit.
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ from fsl_sage.roles.replica import Replica
 from fsl_sage.roles.work import Settings
 from fsl_sage.wire.message import Tensors, nbytes
 
-Loss = tuple[int, Tensor]
-"""The local step that the S-server took for a client, and the loss it had."""
+Loss = tuple[int, int, Tensor]
+"""A client, the local step that the S-server took for it, and the loss it had."""
 
 
 class Copies:
@@ -29,7 +29,8 @@ class Copies:
         self._mean: RunningMean | None = None
         self._folded: dict[int, int] = {}
         """By client whose copy is in the mean already, the bytes that it had."""
-        self._in_groups = False
+        self._are_apart = False
+        """Whether steps of this round were taken in an order that the clients' threads chose."""
 
     def __contains__(self, client: int) -> bool:
         return client in self._replicas
@@ -55,20 +56,19 @@ class Copies:
         """Forget the copy of a client that failed."""
         self._replicas.pop(client, None)
 
-    def fold(self, clients: Sequence[int], client_weights: Sequence[float]) -> None:
-        """Add the copies of clients whose round is over to the average, and forget them.
+    def fold(self, client: int, client_weights: Sequence[float]) -> None:
+        """Add the copy of a client whose round is over to the average, and forget it.
 
         Args:
-            clients: Their numbers, ascending from call to call.
+            client: Its number; ascending from call to call.
             client_weights: How much each client of the whole round counts, in the order of their numbers.
         """
-        self._in_groups = True
+        self._are_apart = True
         self._mean = self._mean or RunningMean(client_weights)
-        for client in clients:
-            copy = self._replicas.pop(client)
-            self._folded[client] = sum(tensor.nbytes for tensor in copy.held())
-            self._mean.add(copy.weights())
-            self._keep_optimizer(client, copy)
+        copy = self._replicas.pop(client)
+        self._folded[client] = sum(tensor.nbytes for tensor in copy.held())
+        self._mean.add(copy.weights())
+        self._keep_optimizer(client, copy)
 
     def take_average(self, client_weights: Sequence[float], start: Tensors) -> Tensors:
         """The average of the copies, which are forgotten.
@@ -98,11 +98,12 @@ class Copies:
             self.optimizers[client] = copy.optimizer_state()
 
     def in_order(self, losses: Sequence[Loss]) -> list[Loss]:
-        """The losses of the steps of a round in the order that they have without groups."""
-        in_groups, self._in_groups = self._in_groups, False
-        if not in_groups or self._settings.config.order == "blocked":
+        """The losses of a round's steps in the order that they have when the S-server takes uploads by its rule."""
+        are_apart, self._are_apart = self._are_apart, False
+        if not are_apart:
             return list(losses)
-        return sorted(losses, key=lambda loss: loss[0])  # every client's step k comes before any step k + 1
+        blocked = self._settings.config.order == "blocked"
+        return sorted(losses, key=lambda loss: loss[:2] if blocked else (loss[1], loss[0]))
 
     def resting_bytes(self) -> int:
         """Bytes of copies that are in the mean already, and of optimizer states of clients without a copy."""

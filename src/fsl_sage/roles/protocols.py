@@ -326,11 +326,11 @@ class SServerRole(Protocol):
         """Returns the kept uploads by client, in order, and forgets them."""
 
     @abstractmethod
-    def fold_copies(self, clients: Sequence[int], cohort: Sequence[int]) -> None:
-        """Let go of the own server-side models of clients whose round is over. They count in `average_copies`.
+    def fold_copy(self, client: int, cohort: Sequence[int]) -> None:
+        """Let go of the own server-side model of a client whose round is over. It counts in `average_copies`.
 
         Args:
-            clients: The numbers of these clients, ascending from call to call.
+            client: Its number; ascending from call to call.
             cohort: All clients of the round, ascending: before `average_copies` each of them is folded.
         """
 

@@ -129,7 +129,7 @@ class SServer(SServerRole):
         gradients, loss = self._settings.passes.learn(
             replica.module(), smashed.smashed, smashed.target, cut_gradient=cut_gradient
         )
-        self.losses.append((step, loss))
+        self.losses.append((client, step, loss))
         return gradients
 
     def forward(self, client: int, smashed: Message, *, own_copy: bool = False) -> Smash:
@@ -188,7 +188,7 @@ class SServer(SServerRole):
         """The task's mean loss of an output, with its graph; whether it counts in the metrics."""
         loss = self._settings.task.loss(output, target)
         if counts:
-            self.losses.append((0, loss.detach()))
+            self.losses.append((-1, 0, loss.detach()))
         return loss
 
     def join_loss(self, loss: Tensor) -> None:
@@ -225,9 +225,9 @@ class SServer(SServerRole):
         if client in self.replied:
             self.left.append((client, self.replied.pop(client)))
 
-    def fold_copies(self, clients: Sequence[int], cohort: Sequence[int]) -> None:
-        """Add the copies of clients whose round is over to the average of the cohort's, and forget them."""
-        self._copies.fold(clients, [self.client_weights[client] for client in cohort])
+    def fold_copy(self, client: int, cohort: Sequence[int]) -> None:
+        """Add the copy of a client whose round is over to the average of the cohort's, and forget it."""
+        self._copies.fold(client, [self.client_weights[each] for each in cohort])
 
     def average_copies(self) -> None:
         """Replace the clients' own server-side models by their average."""
@@ -305,7 +305,7 @@ class SServer(SServerRole):
     def take_loss(self) -> float | None:
         """The mean loss of the steps since the last call; None if there were none."""
         losses, self.losses = self._copies.in_order(self.losses), []
-        return mean_loss([loss for _, loss in losses]) if losses else None
+        return mean_loss([loss for *_, loss in losses]) if losses else None
 
     def remarks(self) -> dict[str, Any]:
         """Of this round, for the metrics: whether an auxiliary was aligned, and why others were not."""
