@@ -1,5 +1,7 @@
 """The device that a run computes on."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -25,3 +27,9 @@ def moved(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
+
+
+def all_on(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """Named tensors on a device. What several names have as one tensor stays one."""
+    there = {id(tensor): tensor.to(device) for tensor in tensors.values()}
+    return {name: there[id(tensor)] for name, tensor in tensors.items()}

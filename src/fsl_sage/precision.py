@@ -7,6 +7,9 @@ from torch import Tensor, nn
 
 Module = TypeVar("Module", bound=nn.Module)
 
+NO_FLOAT64 = {"mps"}
+"""Kinds of devices that have no float64."""
+
 
 def dtype_of(precision: str) -> torch.dtype:
     """The type of weights and images for `--precision`; bf16 keeps both in float32 and casts in forward passes."""
@@ -46,4 +49,4 @@ def all_finite(tensor: Tensor) -> bool:
 
 def wide(tensor: Tensor) -> Tensor:
     """`tensor` in float64, for sums; in float32 on a device that has no float64."""
-    return tensor.to(torch.float32 if tensor.device.type == "mps" else torch.float64)
+    return tensor.to(torch.float32 if tensor.device.type in NO_FLOAT64 else torch.float64)

@@ -106,6 +106,7 @@ def test_a_toml_file_gives_defaults_that_options_override(tmp_path):
     assert (config["rounds"], config["clients"], config["model"]["name"]) == (1, 3, "small-cnn")
 
 
+@pytest.mark.slow
 def test_cost_json_at_the_papers_setting():
     done = command("cost", "--preset", "paper", "--json")
     costs = json.loads(done.stdout)

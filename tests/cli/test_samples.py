@@ -1,5 +1,6 @@
 """Samples as they are shown."""
 
+import pytest
 from rich.console import Console
 
 from fsl_sage.cli.samples import print_samples, print_scores, progress_bar
@@ -8,6 +9,7 @@ from fsl_sage.text.samples import Sample, score_samples
 LOSSES = {"before": 2.5, "after": 1.25}
 
 
+@pytest.mark.slow
 def test_what_is_shown():
     samples = [Sample("name[A], near[B]", ("one", "two", "three", "four"), "[A] is near B", "")]
     console = Console(record=True, width=100)

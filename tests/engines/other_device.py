@@ -1,8 +1,9 @@
-"""A device that is not the CPU, without any hardware: python -m tests.engines.other_device FILE
+"""A device that is not the CPU, without any hardware: python -m tests.engines.other_device FILE [--single]
 
 Its tensors are wrapped ones of the CPU. As on a GPU, an operation on tensors of two devices is refused, and so is
 reading one as NumPy array; only copies go from one to the other. Code that runs on it keeps its tensors together.
 FILE has configurations in JSON. Each is run on this device and on the CPU, and both final test losses are printed.
+With --single the device has no numbers in double precision, as Apple's.
 """
 
 import json
@@ -16,6 +17,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
+from fsl_sage import precision
 from fsl_sage.config import Config
 from fsl_sage.experiment import run, setup
 
@@ -32,6 +34,8 @@ class OtherTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor) -> "OtherTensor":
+        if inner.dtype == torch.float64 and NAME in precision.NO_FLOAT64:
+            raise TypeError(f"{NAME} has no float64")
         strides, offset = inner.stride(), inner.storage_offset()
         return torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls, inner.size(), strides=strides, storage_offset=offset, dtype=inner.dtype, device=f"{NAME}:0"
@@ -103,6 +107,8 @@ def main() -> None:
     """Run each configuration on both devices."""
     from tests.conftest import tiny_config
 
+    if "--single" in sys.argv:
+        precision.NO_FLOAT64.add(NAME)
     library = register()
     losses = []
     with tempfile.TemporaryDirectory() as folder:

@@ -59,6 +59,10 @@ LAW = {
     "fsl-sage, ResNet-18": RESNET,
     "fedavg, ResNet-18": {**RESNET, "algorithm": "fedavg"},
 }
+QUICK = (
+    *("fsl-sage, unequal clients, cohort", "fsl-sage, trained auxiliaries", "fsl-sage, averaged optimizers"),
+    *("fsl-sage, local BatchNorm", "fsl-sage, coded", "cse-fsl", "fedavg", "fedprox"),
+)
 
 
 @pytest.fixture
@@ -128,7 +132,7 @@ def check(one_by_one, at_once):
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=pytest.mark.slow) if "ResNet" in case else case for case in LAW]
+    "case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in LAW]
 )
 def test_every_number_is_that_of_clients_one_by_one(played, sizes, case):
     one_by_one = played(LAW[case])

@@ -27,19 +27,48 @@ RUNS = [
     {"algorithm": "adaptsfl", "rounds": 1},
     {"algorithm": "fsl-sage", "clients": 4, "batch_size": 8, "clients_at_once": 3},
     {"algorithm": "fedavg", "clients": 4, "batch_size": 8, "clients_at_once": 3},
+    {"algorithm": "fsl-sage", "client_memory_mib": 0, "align_every": 1},
+    {"algorithm": "splitfed-ms", "client_memory_mib": 0},
 ]
+# Sums of single precision instead of double differ in their last bits, which plain gradient descent does not amplify.
+SGD = {"optimizer": {"name": "sgd", "lr": 0.01}, "rounds": 1, "workers": 1, "data": DOUBLE["data"]}
+SINGLE = [
+    {"algorithm": "fsl-sage", "alignment": {"optimizer": "sgd"}},
+    {"algorithm": "cse-fsl", "codec": {"preset": "balanced"}},
+    {"algorithm": "fedadam", "codec": {"update": "int4"}, "averaging": {"rule": "clipped"}},
+    {"algorithm": "splitfed-ms", "averaging": {"rule": "median"}, "codec": {"activations": "topk:0.5"}},
+]
+
+
+def losses_of(tmp_path, runs, *more):
+    """The final test losses of runs, there and on the CPU."""
+    (tmp_path / "runs.json").write_text(json.dumps(runs))
+    command = [sys.executable, "-m", "tests.engines.other_device", str(tmp_path / "runs.json"), *more]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    losses = json.loads(done.stdout.splitlines()[-1])
+    assert len(losses) == len(runs)
+    return losses
 
 
 @pytest.mark.slow
 def test_runs_on_another_device_keep_their_tensors_on_it_and_give_the_same_numbers(tmp_path):
-    (tmp_path / "runs.json").write_text(json.dumps([{**DOUBLE, **changes} for changes in RUNS]))
-    command = [sys.executable, "-m", "tests.engines.other_device", str(tmp_path / "runs.json")]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    losses = json.loads(done.stdout.splitlines()[-1])
-    assert len(losses) == len(RUNS)
-    for there, here in losses:
+    for there, here in losses_of(tmp_path, [{**DOUBLE, **changes} for changes in RUNS]):
         assert there == pytest.approx(here, abs=1e-9)
+
+
+@pytest.mark.slow
+def test_runs_need_no_double_precision_of_a_device(tmp_path):
+    for there, here in losses_of(tmp_path, [{**SGD, **changes} for changes in SINGLE], "--single"):
+        assert there == pytest.approx(here, abs=1e-3)
+
+
+def test_what_several_names_have_as_one_tensor_stays_one_on_another_device():
+    one, other = torch.ones(2), torch.zeros(3)
+    there = devices.all_on({"a": one, "b": one, "c": other}, torch.device("meta"))
+    assert there["a"] is there["b"]
+    assert there["a"].is_meta
+    assert there["c"].shape == (3,)
 
 
 @pytest.mark.slow

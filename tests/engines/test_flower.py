@@ -123,39 +123,49 @@ AVERAGING = {
 }
 
 
+COMBINATIONS = {
+    "fsl-sage": {"algorithm": "fsl-sage", "align_every": 2, "rounds": 4},
+    "warm": {"algorithm": "fsl-sage", "warm_start": True, "align_every": 2, "rounds": 3},
+    "lazy": {"algorithm": "lazy-fsl-sage", "align_until": 0, "rounds": 3, "alignment": {"scope": "pooled"}},
+    "cse-fsl": {"algorithm": "cse-fsl", "order": "blocked"},
+    "fedavg": {"algorithm": "fedavg", "optimizer": {"schedule": "cosine"}, "client_optimizer": "reset"},
+    "cohort": {"cohort": 0.67, "rounds": 4, "data": {"partition": "dirichlet", "alpha": 0.5}},
+    "smoothing": {"algorithm": "cse-fsl", "optimizer": {"label_smoothing": 0.2, "auxiliary_weight_decay": 0.0}},
+    "local-auxiliary": {
+        **{"local_auxiliary": True, "rounds": 3, "align_rounds": [1]},
+        "alignment": {"optimizer_state": "kept"},
+    },
+    "float64": {"precision": "float64"},
+    "heron-sfl": {"algorithm": "heron-sfl"},
+    "local-loss": {
+        **{"algorithm": "local-loss", "cohort": 0.67, "rounds": 3},
+        "data": {"partition": "dirichlet", "alpha": 0.5},
+    },
+    "fedavg-averaging": {"algorithm": "fedavg", "cohort": 0.67, "rounds": 4, **AVERAGING},
+    "fsl-sage-averaging": {"algorithm": "fsl-sage", "align_every": 2, **AVERAGING},
+    "codecs": {"codec": CODECS, "cohort": 0.67, "rounds": 4, "data": {"partition": "dirichlet", "alpha": 0.5}},
+    "cached": {"codec": {"preset": "small", "activations": "cached-int4+zstd"}, "align_every": 2, "rounds": 3},
+    "ridge": {
+        **{"hold": 0.5, "cohort": 0.67, "rounds": 4},
+        **{"model": {"auxiliary": "ridge:9"}, "codec": {"auxiliary": "int8"}},
+    },
+    "averaged-optimizers": {"algorithm": "cse-fsl", "client_optimizer": "average", "cohort": 0.67, "rounds": 3},
+    "cosine": {"alignment": {"loss": "cosine"}, "align_every": 2, "rounds": 3},
+    "warm-coded": {"warm_start": True, "codec": {"auxiliary": "int8:nearest"}, "align_every": 2, "rounds": 3},
+    "warm-coded-client": {
+        **{"warm_start": True, "rounds": 3},
+        **{"codec": {"auxiliary": "int4"}, "alignment": {"scope": "client"}},
+    },
+    "bf16": {"precision": "bf16"},
+}
+QUICK = ("fsl-sage", "cse-fsl", "fedavg", "cohort", "heron-sfl", "fsl-sage-averaging", "codecs", "cosine", "bf16")
+
+
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"algorithm": "fsl-sage", "align_every": 2, "rounds": 4},
-        {"algorithm": "fsl-sage", "warm_start": True, "align_every": 2, "rounds": 3},
-        {"algorithm": "lazy-fsl-sage", "align_until": 0, "rounds": 3, "alignment": {"scope": "pooled"}},
-        {"algorithm": "cse-fsl", "order": "blocked"},
-        {"algorithm": "fedavg", "optimizer": {"schedule": "cosine"}, "client_optimizer": "reset"},
-        {"cohort": 0.67, "rounds": 4, "data": {"partition": "dirichlet", "alpha": 0.5}},
-        {"algorithm": "cse-fsl", "optimizer": {"label_smoothing": 0.2, "auxiliary_weight_decay": 0.0}},
-        {"local_auxiliary": True, "rounds": 3, "align_rounds": [1], "alignment": {"optimizer_state": "kept"}},
-        {"precision": "float64"},
-        {"algorithm": "heron-sfl"},
-        {"algorithm": "local-loss", "cohort": 0.67, "rounds": 3, "data": {"partition": "dirichlet", "alpha": 0.5}},
-        {"algorithm": "fedavg", "cohort": 0.67, "rounds": 4, **AVERAGING},
-        {"algorithm": "fsl-sage", "align_every": 2, **AVERAGING},
-        {"codec": CODECS, "cohort": 0.67, "rounds": 4, "data": {"partition": "dirichlet", "alpha": 0.5}},
-        {"codec": {"preset": "small", "activations": "cached-int4+zstd"}, "align_every": 2, "rounds": 3},
-        {"model": {"auxiliary": "ridge:9"}, "hold": 0.5, "cohort": 0.67, "rounds": 4, "codec": {"auxiliary": "int8"}},
-        {"algorithm": "cse-fsl", "client_optimizer": "average", "cohort": 0.67, "rounds": 3},
-        {"alignment": {"loss": "cosine"}, "align_every": 2, "rounds": 3},
-        {"warm_start": True, "codec": {"auxiliary": "int8:nearest"}, "align_every": 2, "rounds": 3},
-        {"warm_start": True, "codec": {"auxiliary": "int4"}, "alignment": {"scope": "client"}, "rounds": 3},
-        {"precision": "bf16"},
-    ],
-    ids=[
-        *("fsl-sage", "warm", "lazy", "cse-fsl", "fedavg", "cohort", "smoothing", "local-auxiliary", "float64"),
-        *("heron-sfl", "local-loss", "fedavg-averaging", "fsl-sage-averaging", "codecs", "cached", "ridge"),
-        *("averaged-optimizers", "cosine", "warm-coded", "warm-coded-client", "bf16"),
-    ],
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in COMBINATIONS]
 )
-def test_bits_ledger_and_metrics_are_those_of_the_local_engine(deploy, changes):
-    deployment = deploy(**changes)
+def test_bits_ledger_and_metrics_are_those_of_the_local_engine(deploy, name):
+    deployment = deploy(**COMBINATIONS[name])
     result = deployment.serve(deployment.grid())
     assert_same_run(result.directory, run(deployment.config).directory)
 

@@ -78,6 +78,7 @@ def check_controls(page, algorithms):
     assert page.problems == []
 
 
+@pytest.mark.slow
 @pytest.mark.drawn
 @needs_chromium
 def test_the_page_of_a_grid_is_drawn_and_its_controls_work(tmp_path):

@@ -74,6 +74,7 @@ def test_samples_are_of_the_trained_model_and_those_before_of_the_one_it_started
         make_samples(tmp_path, replace(QUICK, count=0))
 
 
+@pytest.mark.slow
 def test_what_is_written_can_be_read_again(tmp_path):
     samples = [Sample("name[£]", ("£ is a pub", "x"), "£ is a pub", "a pub"), Sample("name[b]", ("b is new",), "b", "")]
     write_samples(tmp_path, samples, score_samples(samples), LOSSES, QUICK)

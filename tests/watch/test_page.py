@@ -5,6 +5,8 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from fsl_sage import run
 from fsl_sage.records.planned import save_plan
 from fsl_sage.records.trackers import Tracker
@@ -103,6 +105,7 @@ def test_whatever_files_hold_stays_text(tmp_path: Path) -> None:
         assert page.problems == []
 
 
+@pytest.mark.slow
 @needs_chromium
 def test_a_real_run_is_followed_from_before_its_start_to_its_end(tiny, tmp_path: Path) -> None:
     config = tiny(rounds=3)

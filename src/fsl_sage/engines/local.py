@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from fsl_sage.activity import now
+from fsl_sage.devices import all_on
 from fsl_sage.engines.apart import Turns, folds_copies, most_copies
 from fsl_sage.engines.base import ClientError, Delivery, Engine, Failures, Outcome, Replies, Setup, survivors
 from fsl_sage.engines.desk import Desk
@@ -62,7 +63,9 @@ class LocalEngine(Engine):
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         self._threads = Threads(setup)
-        self.clients = self._clients = ClientStore(setup.settings.config.client_memory_mib * MIB)
+        self.clients = self._clients = ClientStore(
+            setup.settings.config.client_memory_mib * MIB, setup.settings.device
+        )
         self._arrivals: Arrivals | None = None
         self._failures = Failures(setup.settings.config.on_client_failure)
         self.server = self._server = host_server(setup, self._threads.spread)
@@ -284,8 +287,7 @@ class LocalEngine(Engine):
 
     def restore(self, state: Mapping[str, Tensor], named: Any) -> None:
         """Restore what `checkpoint` returned."""
-        device = self.setup.settings.device
-        clients, server = part_states({path: tensor.to(device) for path, tensor in state.items()})
+        clients, server = part_states(all_on(state, self.setup.settings.device))
         self._clients.load(clients, named)
         self._server.load_state(server)
 

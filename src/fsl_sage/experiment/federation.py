@@ -7,6 +7,7 @@ from typing import Any
 from fsl_sage.activity import now
 from fsl_sage.algorithms.base import Algorithm
 from fsl_sage.config import Config
+from fsl_sage.devices import all_on
 from fsl_sage.engines.base import REMEDY, Delivery, Engine, Setup, known_weights
 from fsl_sage.engines.server import CACHE_BYTES, part_states
 from fsl_sage.engines.worker import copied
@@ -401,8 +402,7 @@ class Federation:
 
     def load_checkpoint(self, tensors: Tensors, values: dict[str, Any]) -> int:
         """Restore what `checkpoint` returned; returns the number of rounds that are done."""
-        device = self.setup.settings.device
-        tensors = {path: tensor.to(device) for path, tensor in tensors.items()}
+        tensors = all_on(tensors, self.setup.settings.device)
         self.f_server.load_state(below("f_server/", tensors))
         self.post.load_state(below("post/", tensors), values["post"])
         self._lost = grouped(below("lost/", tensors))

@@ -55,7 +55,7 @@ class Classes(Task):
         labels, logits = target["labels"], self._logits_of(output)
         predicted = logits.argmax(1)
         of, right, said = (
-            torch.bincount(numbers, minlength=self.classes).double().cpu()
+            torch.bincount(numbers, minlength=self.classes).cpu().double()
             for numbers in (labels, labels[predicted == labels], predicted)
         )
         return {

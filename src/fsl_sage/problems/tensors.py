@@ -160,7 +160,7 @@ class TensorTask(Task):
                 f"The metric gave {list(values.shape)} for {count} examples: it must give one number each."
             )
         loss = self.loss(output, target).item() * count
-        return {"score": values.double().sum().item(), "loss": loss, "count": count}
+        return {"score": values.cpu().double().sum().item(), "loss": loss, "count": count}
 
     def summarise(self, sums: Mapping[str, Any]) -> dict[str, Any]:
         """Their means over the test set."""

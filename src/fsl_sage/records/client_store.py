@@ -34,8 +34,10 @@ from pathlib import Path
 from typing import Any
 from weakref import ref
 
+import torch
 from torch import Tensor
 
+from fsl_sage.devices import all_on
 from fsl_sage.errors import InputError, TrainingError
 from fsl_sage.reading import short
 from fsl_sage.records.files import (
@@ -62,9 +64,15 @@ _FILE = re.compile(r"(\d+|shared)-([0-9a-f]{64})\.safetensors")
 class ClientStore(Mapping[int, Tensors]):
     """States by client. Whoever gets one may change it in place. Threads may put and get those of different clients."""
 
-    def __init__(self, limit: int) -> None:
-        """Start empty; `limit` is the number of bytes that may stay in memory."""
+    def __init__(self, limit: int, device: torch.device | None = None) -> None:
+        """Start empty.
+
+        Args:
+            limit: The number of bytes that may stay in memory.
+            device: Where the tensors of states that are read from files belong; the CPU by default.
+        """
         self._limit = limit
+        self._device = device or torch.device("cpu")
         self._directory: Path | None = None
         self._lock = threading.RLock()
         self._memory: dict[int, Tensors] = {}
@@ -264,13 +272,17 @@ class ClientStore(Mapping[int, Tensors]):
     def _read(self, name: str) -> Tensors:
         """The tensors of a file. Shared ones are the same objects for every client, so that they are known again."""
         if not name.startswith("shared"):
-            return load_tensors(self._path(name), sealed=True, checked=True)[0]
+            return self._loaded(name)
         with self._lock:
             if name not in self._opened:
-                self._opened[name], _ = load_tensors(self._path(name), sealed=True, checked=True)
+                self._opened[name] = self._loaded(name)
                 for group in _groups(self._opened[name]):
                     self._common[_identities(group)] = _Common(group, name)
             return self._opened[name]
+
+    def _loaded(self, name: str) -> Tensors:
+        tensors, _ = load_tensors(self._path(name), sealed=True, checked=True)
+        return all_on(tensors, self._device)
 
     def _check(self, client: int, name: str) -> None:
         """Refuse a file that is not as it was written."""

@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from fsl_sage.precision import wide
 from fsl_sage.wire.codecs.arrays import ArrayCodec, CodecError, Noise, Shape, as_bytes, of_bytes
 from fsl_sage.wire.codecs.groups import Grouping
 
@@ -62,9 +63,9 @@ class Quantise(ArrayCodec):
             )
         zero = low.float()
         zero = torch.where(zero > low, torch.nextafter(zero, zero.new_tensor(-math.inf)), zero)
-        span = high.double() - zero.double()
+        span = wide(high) - wide(zero)
         step = (span / self.highest).float()
-        step = torch.where(step.double() * self.highest < span, torch.nextafter(step, step.new_tensor(math.inf)), step)
+        step = torch.where(wide(step) * self.highest < span, torch.nextafter(step, step.new_tensor(math.inf)), step)
         return zero, torch.where(step > 0, step.clamp(min=SMALLEST), step)
 
     def decode(self, payload: Tensor, shape: Shape, dtype: torch.dtype) -> Tensor:
@@ -73,8 +74,8 @@ class Quantise(ArrayCodec):
         zero, step = of_bytes(payload, (groups, torch.float32), (groups, torch.float32))
         if not bool(((zero.abs() <= 2 * LARGEST) & (step >= 0) & (step <= LARGEST)).all()):
             raise CodecError("A payload has levels that cannot be: a scale is negative, too large or no number.")
-        wide = torch.float64 if dtype == torch.float64 else torch.float32
-        codes = unpack(payload[8 * groups :], self.bits, outer * groups * inner).to(wide).view(outer, groups, inner)
+        number = torch.float64 if dtype == torch.float64 else torch.float32
+        codes = unpack(payload[8 * groups :], self.bits, outer * groups * inner).to(number).view(outer, groups, inner)
         return self._grouping.array(codes.mul_(step[:, None]).add_(zero[:, None]).to(dtype), shape)
 
 
