@@ -21,7 +21,8 @@ from fsl_sage.problems.parts import EXAMPLES_TO_CUT, META, build_decoder, build_
 from fsl_sage.roles.client import local_batch_sizes
 from fsl_sage.roles.f_server import client_weights
 from fsl_sage.roles.replica import Slots
-from fsl_sage.roles.work import Settings, draws_in_forward, moves_generators
+from fsl_sage.roles.trial import hidden_state, moves_generators
+from fsl_sage.roles.work import Settings, draws_in_forward
 from fsl_sage.split import SplitPlan, crossing_tensors
 from fsl_sage.wire.codecs import Codecs
 
@@ -179,14 +180,19 @@ def _assemble(
 
 def _draws(config: Config, problem: Problem, modules: dict[str, nn.Module], device: torch.device) -> bool:
     """Whether training draws random numbers in forward passes; of models of the user's own a pass tells."""
-    if any(draws_in_forward(module) for module in modules.values()):
-        return True
+    drawn = any(draws_in_forward(module) for module in modules.values())
     if device.type == "meta" or not brings_modules(config):
-        return False
+        return drawn
     if not {"client", "server"} <= modules.keys():
         return True  # at a site, which cannot try a whole pass: seeds that nobody needs change no number
     parts = [modules[part] for part in ("client", "server", "head") if part in modules]
-    return moves_generators(parts, problem.largest_example(2, device), device)
+    example = problem.largest_example(2, device)
+    if (found := hidden_state(parts, example, device)) is not None:
+        raise InputError(
+            f"{config.model.name} keeps something from one training pass to the next that is not in its state_dict, so "
+            f"clients would share it and a resumed run would lose it: {found}."
+        )
+    return drawn or moves_generators(parts, example, device)
 
 
 def _check_trained(config: Config, modules: dict[str, nn.Module], cut: str | None = None) -> None:

@@ -119,3 +119,18 @@ def untouched_statistics(module: nn.Module) -> Iterator[None]:
     finally:
         for batch_norm, track in tracks.items():
             batch_norm.track_running_stats = track
+
+
+@contextmanager
+def without_trace(module: nn.Module) -> Iterator[None]:
+    """Passes within it leave all buffers as they are: statistics of batch norms, and what a model has of its own."""
+    before = {child: dict(child._buffers) for child in module.modules() if not isinstance(child, _BatchNorm)}
+    copies = {id(x): x.clone() for own in before.values() for x in own.values() if x is not None}
+    try:
+        for child, own in before.items():
+            child._buffers.update({key: x if x is None else copies[id(x)] for key, x in own.items()})
+        with untouched_statistics(module):
+            yield
+    finally:
+        for child, own in before.items():
+            child._buffers.update(own)

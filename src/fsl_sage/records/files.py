@@ -173,7 +173,8 @@ def _pieces(tensors: Mapping[str, Tensor], values: Any) -> tuple[bytes, Iterator
     same: dict[str, str] = {}
     distinct: Tensors = {}
     for name, tensor in tensors.items():
-        key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride())
+        place = tensor.data_ptr() or id(tensor)  # some kinds of tensors have no address
+        key = (place, tuple(tensor.shape), tensor.stride())
         if tensor.numel() and key in first:
             same[name] = first[key]
         else:

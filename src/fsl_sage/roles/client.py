@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fsl_sage.alignment.passes import Smash, gradients_of
 from fsl_sage.config import Config
-from fsl_sage.models.norm import in_training, untouched_statistics
+from fsl_sage.models.norm import in_training, without_trace
 from fsl_sage.problems.base import Batch
 from fsl_sage.problems.batches import batch_indices, batch_sizes
 from fsl_sage.roles.corrections import copies_kept, follow_controls, pull
@@ -196,7 +196,7 @@ class Client(ClientRole):
             weights = below(HELD, self.extra)
         before = Replica(self._workbench.slots["client"], {**self._parts["client"].weights(), **weights}, None)
         module = in_training(before.module())
-        with torch.no_grad(), untouched_statistics(module):
+        with torch.no_grad(), without_trace(module):
             self._settings.seed_forward("dropout-client", self.id, self.round, self.step_index)
             z_0 = self._smashed(module, batch)
         share = strength / self._settings.task.terms(batch.target)
@@ -251,9 +251,9 @@ class Client(ClientRole):
         task, passes = self._settings.task, self._settings.passes
         behind = in_training(self._parts[part].module())
         with ExitStack() as stack:
-            stack.enter_context(self.meter.without_graph(batch.inputs, batch.target))
             for module in () if leaves_trace else (self._parts["client"].module(), behind):
-                stack.enter_context(untouched_statistics(module))
+                stack.enter_context(without_trace(module))
+            stack.enter_context(self.meter.without_graph(batch.inputs, batch.target))
             z = self.forward(batch)
             self._settings.seed_forward(f"dropout-{part}", self.id, self.round, self.step_index)
             stack.enter_context(passes.autocast())

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fsl_sage.alignment.fidelity import Fidelity
 from fsl_sage.alignment.passes import Smash, gradients_of
-from fsl_sage.models.norm import in_training, untouched_statistics
+from fsl_sage.models.norm import in_training, without_trace
 from fsl_sage.roles.auxiliaries import Auxiliaries
 from fsl_sage.roles.copies import Copies, Loss
 from fsl_sage.roles.footprint import Footprint, Meter, held_by, static_bytes
@@ -174,7 +174,7 @@ class SServer(SServerRole):
         self._settings.seed_forward("dropout-s-server-output", -1, self.round, self._outputs)
         self._outputs += 1
         module = in_training(self._model.module())
-        trace = nullcontext() if leaves_trace else untouched_statistics(module)
+        trace = nullcontext() if leaves_trace else without_trace(module)
         with trace, self._settings.passes.autocast():
             return module(*z)
 

@@ -1,18 +1,15 @@
 """What clients and S-server share when they compute: the settings and a worker's modules."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from fsl_sage.alignment.passes import Passes, Smash
 from fsl_sage.config import Config
-from fsl_sage.models.norm import untouched_statistics
 from fsl_sage.optimizers import make_optimizer
 from fsl_sage.precision import wide
 from fsl_sage.problems.base import Task
@@ -156,40 +153,6 @@ def draws_in_forward(module: nn.Module) -> bool:
         (isinstance(m, dropouts) and m.p > 0) or any(isinstance(r := getattr(m, n, 0), float) and r > 0 for n in rates)
         for m in module.modules()
     )
-
-
-@torch.no_grad()
-def moves_generators(parts: Sequence[nn.Module], example: Any, device: torch.device) -> bool:
-    """Whether a training pass through these parts draws random numbers. Nothing is changed by it.
-
-    Where no pass is possible by itself it is taken to draw: then passes are seeded, and clients train one by one.
-    """
-
-    def states() -> list[Tensor]:
-        return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
-
-    modes = {module: module.training for part in parts for module in part.modules()}
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), ExitStack() as stack:
-        for part in parts:
-            stack.enter_context(untouched_statistics(part.train()))
-        before = states()
-        try:
-            inputs = pytree.tree_map(partial(_in_precision_of, parts[0]), example)
-            output = parts[0](**inputs) if isinstance(inputs, Mapping) else parts[0](inputs)
-            for part in parts[1:]:
-                output = part(*boundary(output))
-            return any(not torch.equal(one, other) for one, other in zip(before, states(), strict=True))
-        except Exception:
-            return True
-        finally:
-            for module, training in modes.items():
-                module.training = training
-
-
-def _in_precision_of(part: nn.Module, leaf: Any) -> Any:
-    weight = next((weight for weight in part.parameters() if weight.is_floating_point()), None)
-    is_float = isinstance(leaf, Tensor) and leaf.is_floating_point()
-    return leaf.to(weight.dtype) if is_float and weight is not None else leaf
 
 
 def mean_loss(losses: Sequence[Tensor]) -> float:
