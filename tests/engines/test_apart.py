@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from fsl_sage.algorithms.splitfed_ms import SplitFedMS
 from fsl_sage.engines.apart import Turns, folds_copies, most_copies
 from fsl_sage.engines.server import HostedServer
 from fsl_sage.errors import TrainingError
@@ -164,3 +165,17 @@ def test_nobody_waits_for_a_client_that_failed():
 def test_rules_that_need_all_copies_get_them(tiny, changes):
     assert not folds_copies(make_setup(tiny(**{**UNEQUAL, **changes})), range(5))
     assert not folds_copies(make_setup(tiny(**UNEQUAL)), [1, 0])  # the average is summed in the order of the clients
+
+
+class InTwoTurns(SplitFedMS):
+    """Half of the clients after the other half."""
+
+    def turns(self, t, cohort, steps):
+        return [cohort[:2], cohort[2:]]
+
+
+def test_clients_that_train_in_turns_keep_their_copies_to_the_end(tiny):
+    own = {**UNEQUAL, "algorithm": f"{__name__}:InTwoTurns"}
+    config = tiny(**own)
+    assert not folds_copies(make_setup(config), range(5))
+    assert len(run(config).metrics) == 2

@@ -6,8 +6,8 @@ from fsl_sage.algorithms.splitfed import SplitFed
 from fsl_sage.roles.protocols import SServerRole
 from fsl_sage.wire.message import Message
 
-_APART = ("local_round", "on_upload", "on_uploads", "end_of_round")
-"""Where a client's upload could meet another's."""
+_APART = ("local_round", "on_upload", "on_uploads", "end_of_round", "turns")
+"""Where a client's upload could meet another's, or its end another's beginning."""
 
 
 class SplitFedMS(SplitFed):

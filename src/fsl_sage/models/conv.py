@@ -38,6 +38,9 @@ class Conv2d(nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:
         """From images [N, channels in, H, W] to [N, channels out, H', W']."""
         if not self._pays(input):
+            if _brief() and self._misses_taps(input):
+                with torch.autocast("cpu", enabled=False):
+                    return in_channels_last(super().forward, input.float()).bfloat16()
             return in_channels_last(super().forward, input)
         return as_direct(self, partial(in_channels_last, self._small), input)
 
@@ -58,9 +61,16 @@ class Conv2d(nn.Conv2d):
             winograd = {} if _brief() else {4: channels >= 32, 8: channels >= 64 and images >= 64}
             enough = {1: True, 2: True, **winograd}
         else:
-            # Of one pixel torch's bfloat16 kernel leaves the gradients of taps that meet none unset.
+            # Of one pixel: see `_misses_taps`.
             enough = {1: _brief(), 2: True, 4: images >= 64} if self.stride == (2, 2) else {}
         return enough.get(rows, False)
+
+    def _misses_taps(self, x: Tensor) -> bool:
+        """Whether some taps meet no pixel: torch's bfloat16 kernel with a stride leaves their gradients unset."""
+        if not is_for_own_layers(x) or max(self.stride) == 1:
+            return False
+        sides = zip(x.shape[2:], self.kernel_size, self.stride, self.padding, self.dilation, strict=True)
+        return any(_misses(*side) for side in sides)  # padding by name is for a stride of 1
 
     def _small(self, x: Tensor) -> Tensor:
         weight = self.weight
@@ -190,6 +200,13 @@ def _transform(table: Tensor, x: Tensor) -> Tensor:
 def _like(table: Array, x: Tensor) -> Tensor:
     # A tensor of its own each time: a kept one would carry the mode (inference, tracing) in which it was first made.
     return torch.tensor(table, dtype=x.dtype, device=x.device)
+
+
+@lru_cache
+def _misses(size: int, kernel: int, stride: int, padding: int, dilation: int) -> bool:
+    """Whether along a line of pixels a tap meets none at any output pixel."""
+    starts = range(-padding, size + padding - dilation * (kernel - 1), stride)
+    return any(all(not 0 <= start + tap * dilation < size for start in starts) for tap in range(kernel))
 
 
 @lru_cache

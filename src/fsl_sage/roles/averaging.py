@@ -107,7 +107,9 @@ class RunningMean:
 
     def add(self, state: Tensors) -> None:
         """One state more."""
-        share = next(self._shares)
+        share = next(self._shares, None)
+        if share is None:
+            raise ValueError("more states have come than weights were given for")
         for name, tensor in state.items():
             if name not in self._totals:
                 self._totals[name] = _Total(tensor)
