@@ -137,7 +137,7 @@ def row(table: Table, name: str, ratio: Ratio) -> None:
     table.add_row(name, milliseconds(ratio.a), milliseconds(ratio.b), spread)
 
 
-def main(batch_size: int = 256, repeats: int = 9) -> None:
+def main(batch_size: int = 256, repeats: int = 7) -> None:
     """Print the ratios, plain over fast, and how far the numbers differ."""
     threads = torch.get_num_threads()
     prepare_process(threads=1)

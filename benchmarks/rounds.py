@@ -193,7 +193,7 @@ def main(repeats: int = 2) -> None:
             ours.close()
 
 
-def fidelity(repeats: int = 2) -> None:
+def fidelity(repeats: int = 1) -> None:
     """What measuring fidelity costs: its time over that of a whole round at ten clients."""
     torch.set_num_threads(1)
     CONSOLE.print("\n[bold]Measuring fidelity over a round[/] (time over time; at most 0.02 for resnet18)")
