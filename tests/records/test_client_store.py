@@ -11,6 +11,7 @@ from tests.test_experiment import ALGORITHMS, assert_same_run, interrupt_after
 from fsl_sage.errors import InputError, TrainingError
 from fsl_sage.experiment import resume, run
 from fsl_sage.records import client_store
+from fsl_sage.records import files as files_of_tensors
 from fsl_sage.records.client_store import ClientStore
 from fsl_sage.records.run_directory import RunDirectory
 
@@ -344,6 +345,17 @@ def test_a_full_disk_keeps_the_last_checkpoint(tiny, finished, monkeypatch):
         with pytest.raises(TrainingError, match=rf"part cannot be written: No space .* 'fsl-sage resume {config.out}'"):
             run(config)
     resume(config.out)
+    assert_same_run(whole, config.out)
+
+
+def test_a_checkpoint_that_nobody_could_read_leaves_the_one_before(tiny, finished, monkeypatch):
+    """The remedy that the sentence names is one: with states in files the run goes on."""
+    changes = {"clients": 6, "rounds": 3, "algorithm": "cse-fsl"}
+    whole, config = finished(**changes), tiny(**changes)
+    monkeypatch.setattr(files_of_tensors, "_LONGEST_HEADER", 12_000)
+    with pytest.raises(TrainingError, match=r"checkpoint cannot be written.* --client-memory-mib 0' puts these"):
+        run(config)
+    resume(config.out, client_memory_mib=0)
     assert_same_run(whole, config.out)
 
 
