@@ -2,7 +2,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsl_sage.alignment.dataset import AlignmentData, batches, make_room
+from fsl_sage.alignment.dataset import AlignmentData, SharedRoom, batches, tokens_in
 from fsl_sage.wire.message import Smashed
 from tests.oracles.alignment import Samples, keep_newest_of_all
 
@@ -68,13 +68,12 @@ def texts(start, count, length):
 def test_texts_of_all_clients_share_their_room(uploads, tokens):
     """The oldest texts go first, whosever they are; two of the newest upload stay in any case."""
     datasets, sizes, start = {}, {}, 0
+    room = SharedRoom(datasets, tokens)
     for age, (client, count, length) in enumerate(uploads):
-        data = datasets.setdefault(client, AlignmentData(2**62))
-        data.add(texts(start, count, length))
-        data.number(age)
+        datasets.setdefault(client, AlignmentData(2**62))
+        room.add(client, texts(start, count, length), age)
         sizes |= dict.fromkeys(range(start, start + count), length)
         start += count
-        make_room(datasets, tokens)
     kept = sorted(number for data in datasets.values() for number in held(data))
     assert kept == list(range(start - len(kept), start))  # the newest, without a gap
     assert all(len(upload) >= 2 for data in datasets.values() for upload in data)
@@ -93,7 +92,7 @@ def test_the_order_of_uploads_goes_through_a_checkpoint():
     for client, data in datasets.items():
         again[client].load_state(data.state())
     for each in (datasets, again):
-        make_room(each, 50)
+        SharedRoom(each, 50).add(0, texts(72, 3, 2), 24)
     assert [held(data) for data in again.values()] == [held(data) for data in datasets.values()]
 
 
@@ -105,11 +104,10 @@ def test_the_order_of_uploads_goes_through_a_checkpoint():
 def test_samples_of_all_clients_share_their_room_besides_their_own(uploads, capacity, total):
     """As the naive rule has it: of each client the newest, then of all together the newest in the order they came."""
     datasets, naive, start = {}, [], 0
+    room = SharedRoom(datasets, total, len)
     for age, (client, count) in enumerate(uploads):
-        data = datasets.setdefault(client, AlignmentData(capacity))
-        data.add(texts(start, count, 1))
-        data.number(age)
-        make_room(datasets, total, len)
+        datasets.setdefault(client, AlignmentData(capacity))
+        room.add(client, texts(start, count, 1), age)
         arrived = Samples(torch.arange(start, start + count), {})
         naive = keep_newest_of_all([*naive, (client, arrived)], capacity, total)
         start += count
@@ -117,6 +115,77 @@ def test_samples_of_all_clients_share_their_room_besides_their_own(uploads, capa
     for client, own in naive:
         expected[client] += own.z.tolist()
     assert {client: held(data) for client, data in datasets.items()} == expected
+
+
+def make_room(datasets, limit, measure):
+    """The rule as a loop that adds up and searches everything for each sample that goes: the oracle."""
+    excess = sum(data.size(measure) for data in datasets.values()) - limit
+    while excess > 0:
+        client = min(datasets, key=lambda client: datasets[client].numbers[0])
+        data = datasets[client]
+        before = data.size(measure)
+        if len(datasets) == 1 and data.is_single:
+            spare = before - 2 * measure(data.newest().last(1))
+            if spare > 0:
+                data.drop_oldest(min(excess, spare), measure)
+            return
+        data.drop_oldest(excess, measure)
+        excess -= before - data.size(measure)
+        if not len(data):
+            del datasets[client]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(2, 6), st.integers(1, 4)), min_size=1, max_size=60),
+    st.integers(2, 12),
+    st.integers(1, 60),
+    st.sampled_from([len, tokens_in]),
+    st.integers(0, 60),
+)
+def test_the_shared_room_keeps_what_the_naive_loop_keeps(uploads, capacity, limit, measure, resumed):
+    """After each upload, also when everything went through a checkpoint once."""
+    mine, naive = {}, {}
+    room = SharedRoom(mine, limit, measure)
+    for number, (client, count, length) in enumerate(uploads):
+        if number == resumed:
+            states = {id: data.state() for id, data in mine.items()}
+            mine = {id: AlignmentData(capacity) for id in states}
+            for id, state in states.items():
+                mine[id].load_state(state)
+            room = SharedRoom(mine, limit, measure)
+        mine.setdefault(client, AlignmentData(capacity))
+        room.add(client, texts(number * 10, count, length), number)
+        data = naive.setdefault(client, AlignmentData(capacity))
+        data.add(texts(number * 10, count, length))
+        data.number(number)
+        make_room(naive, limit, measure)
+        assert {id: held(data) for id, data in mine.items()} == {id: held(data) for id, data in naive.items()}
+        assert {id: list(data.numbers) for id, data in mine.items()} == {
+            id: list(data.numbers) for id, data in naive.items()
+        }
+
+
+def test_an_upload_takes_the_same_however_many_clients_there_are(monkeypatch):
+    """Each is measured once when it comes and once when it goes, whoever else has uploads."""
+    counts, size = [], AlignmentData.size
+    monkeypatch.setattr(AlignmentData, "size", lambda data, measure: counts.append(1) or size(data, measure))
+    for clients in (10, 200):
+        datasets, counts[:] = {}, []
+        room = SharedRoom(datasets, 4 * clients, len)
+        for number in range(3 * clients):
+            datasets.setdefault(number % clients, AlignmentData(8))
+            room.add(number % clients, smashed(number, 4), number)
+        assert sum(map(len, datasets.values())) == 4 * clients
+        assert len(counts) <= 4 * 3 * clients
+
+
+def test_numbers_of_uploads_that_are_gone_do_not_pile_up():
+    datasets = {0: AlignmentData(8), 1: AlignmentData(8)}
+    room = SharedRoom(datasets, 1000, len)
+    room.add(0, smashed(0, 4), 0)  # it stays, and is the oldest
+    for number in range(1, 2000):
+        room.add(1, smashed(number, 4), number)
+    assert len(room._order) < 100
 
 
 def test_what_is_dropped_is_freed():

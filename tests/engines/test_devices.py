@@ -11,7 +11,9 @@ import torch
 from fsl_sage import devices
 from fsl_sage.engines import process
 from fsl_sage.engines.threads import number_of_workers
-from fsl_sage.experiment.setup import make_setup
+from fsl_sage.experiment import setup
+from fsl_sage.experiment.setup import make_setup, make_site_setup
+from fsl_sage.problems import make_problem
 from fsl_sage.problems.images import classification
 
 # In double precision, so that kernels of another device may sum in another order.
@@ -125,6 +127,31 @@ class Pageable(torch.Tensor):
 def test_a_gpu_fetches_batches_from_pinned_memory_without_waiting(device, pinned):
     x = torch.ones(2).as_subclass(Pageable)
     assert devices.moved(x, torch.device(device)) == (pinned, device, pinned)
+
+
+@pytest.mark.cut_anew
+@pytest.mark.parametrize("engine", ["local", "ray", "flower"])
+def test_a_gpu_knows_how_to_compute_before_anything_runs_on_it(tiny, monkeypatch, engine):
+    """Models of the user's own are tried on the device when the setup is made; cuBLAS then reads its variable."""
+    told = []
+    monkeypatch.setattr(process, "compute_exactly", lambda: told.append("how to compute"))
+    monkeypatch.setattr(setup, "pick_device", lambda name: torch.device("cuda"))
+
+    class ReachedError(Exception):
+        pass
+
+    def reached(*given, **more):
+        told.append("a model")
+        raise ReachedError
+
+    monkeypatch.setattr(setup, "build_parts", reached)
+    monkeypatch.setattr(setup, "build_held", reached)
+    config = tiny(engine=engine)
+    with pytest.raises(ReachedError):
+        make_setup(config)
+    with pytest.raises(ReachedError):
+        make_site_setup(config, make_problem(config), [50, 50, 50], None, None)
+    assert told == ["how to compute", "a model"] * 2
 
 
 def test_a_gpu_computes_the_same_bits_each_time_and_a_cpu_is_left_alone(monkeypatch):

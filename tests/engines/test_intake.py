@@ -54,6 +54,22 @@ def test_the_order_does_not_depend_on_arrival(made, order, limit):
     assert keys(taken) == expected(order, steps)
 
 
+@given(rounds(), st.sampled_from(["interleaved", "blocked"]))
+@settings(max_examples=60, deadline=None)
+def test_what_is_ready_is_taken_at_any_time_in_the_same_order(made, order):
+    steps, arrivals = made
+    intake = Intake(order, sorted(steps))
+    taken = []
+    left = {client: list(mine) for client, mine in steps.items()}
+    for client in arrivals:
+        if left[client]:
+            intake.put(client, upload(client, left[client].pop(0)))
+        else:
+            intake.close(client)
+        taken += intake.ready()
+    assert keys(taken) == expected(order, steps)
+
+
 def test_an_upload_is_held_until_nothing_can_come_before_it():
     intake = Intake("interleaved", [0, 1], 10**6)
     taken = iter(intake)

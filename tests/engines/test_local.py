@@ -5,6 +5,7 @@ import threading
 import pytest
 import torch
 
+from fsl_sage.engines.intake import Intake
 from fsl_sage.engines.local import LocalEngine
 from fsl_sage.engines.server import HostedServer, NoServer
 from fsl_sage.engines.threads import Threads, wait_for_interrupted
@@ -62,6 +63,17 @@ def test_without_an_s_server_there_is_one_that_knows_nothing(engine):
     assert isinstance(server, NoServer)
     assert (server.weights(), server.fidelity(), server.take_loss(), server.end_of_round(0)) == (None, None, None, [])
     assert server.remarks() == {"aligned": False}
+
+
+def test_with_one_worker_and_blocked_order_one_clients_uploads_wait(engine, monkeypatch):
+    """The numbers are those of several workers, where the S-server learns while clients train."""
+    put, most = Intake.put, []
+    monkeypatch.setattr(Intake, "put", lambda self, *given: (put(self, *given), most.append(len(self._held))))
+    blocked = {"algorithm": "local-loss", "order": "blocked", "batch_size": 10}
+    one = play(engine(**blocked, workers=1), range(2))
+    assert max(most) == 50 // 10
+    several = play(engine(**blocked, workers=3), range(2))
+    assert same(one.engine.state(), several.engine.state())
 
 
 def test_a_model_that_draws_in_forward_has_one_worker(engine):

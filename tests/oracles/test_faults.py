@@ -103,7 +103,9 @@ def wrong_weight(patch: Patch) -> None:
     average = averaging.average
     patch.setattr(averaging, "average", lambda states, weights: average(states, [1.0] * len(weights)))
     init = averaging.RunningMean.__init__
-    patch.setattr(averaging.RunningMean, "__init__", lambda self, weights: init(self, [1.0] * len(weights)))
+    patch.setattr(
+        averaging.RunningMean, "__init__", lambda self, weights, *more: init(self, [1.0] * len(weights), *more)
+    )
 
 
 def skipped_upload(patch: Patch) -> None:
@@ -433,13 +435,13 @@ def test_the_oracle_notices_an_optimizer_that_was_not_new(subject, monkeypatch, 
 
 def optimizers_counted_alike(patch: Patch) -> None:
     """The mean of optimizers' states does not weigh clients by their examples."""
-    mean = f_server.mean_state
-    patch.setattr(f_server, "mean_state", lambda states, weights: mean(states, [1.0] * len(weights)))
+    mean = f_server.mean_of_optimizers
+    patch.setattr(f_server, "mean_of_optimizers", lambda weights: mean([1.0] * len(weights)))
 
 
 def averaged_step_counters(patch: Patch) -> None:
     """Adam's counter of steps is averaged too, and no longer the largest."""
-    patch.setattr(f_server, "mean_state", averaging.average)
+    patch.setattr(f_server, "mean_of_optimizers", averaging.RunningMean)
 
 
 def optimizers_not_taken_over(patch: Patch) -> None:

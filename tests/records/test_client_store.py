@@ -2,6 +2,7 @@
 
 import errno
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from tests.test_experiment import ALGORITHMS, assert_same_run, interrupt_after
 from fsl_sage.errors import InputError, TrainingError
 from fsl_sage.experiment import resume, run
 from fsl_sage.records import client_store
+from fsl_sage.records import files as files_of_tensors
 from fsl_sage.records.client_store import ClientStore
 from fsl_sage.records.run_directory import RunDirectory
 
@@ -147,6 +149,74 @@ def test_what_is_trained_is_not_taken_for_what_was_shared(store):
     assert [int(store[number]["own/auxiliary/w"][0]) for number in range(20)] == list(range(20))
 
 
+def with_shared(number, auxiliary):
+    return state(number, **{"own/auxiliary/w": auxiliary["w"]})
+
+
+def test_a_shared_version_goes_with_the_last_client_that_has_it(store):
+    """Round after round without a checkpoint, each with a new auxiliary for all."""
+    versions = [{"w": torch.full((10,), float(number))} for number in range(4)]
+    for number, auxiliary in enumerate(versions):
+        store.share([auxiliary, auxiliary, auxiliary])
+        for client in range(3 if number == 0 else 2):  # client 2 is away from then on
+            store.put(client, with_shared(number, auxiliary))
+        shared = [name for name in files(store) if name.startswith("shared")]
+        assert len(shared) == min(number + 1, 2)
+        assert len(files(store)) == 3 + len(shared)
+    assert [int(store[client]["own/auxiliary/w"][0]) for client in range(3)] == [3, 3, 0]
+    store.share([versions[1], versions[1]])  # its tensors are still there, its file is not
+    for client in range(2):
+        store.put(client, with_shared(9, versions[1]))
+    again = reopened(store)(store.seal())
+    assert [int(again[client]["own/auxiliary/w"][0]) for client in range(3)] == [1, 1, 0]
+
+
+def test_a_shared_version_that_a_checkpoint_names_outlives_newer_ones(store):
+    first = {"w": torch.zeros(10)}
+    store.share([first, first])
+    for client in range(2):
+        store.put(client, with_shared(0, first))
+    named = store.seal()
+    store.settle()
+    mapped = store[0]
+    for number in (1, 2, 3):
+        newer = {"w": torch.full((10,), float(number))}
+        store.share([newer, newer])
+        for client in range(2):
+            store.put(client, with_shared(number, newer))
+        assert len([name for name in files(store) if name.startswith("shared")]) == 2
+    assert not mapped["own/auxiliary/w"].any()
+    again = reopened(store)(named)
+    assert not again[1]["own/auxiliary/w"].any()
+
+
+def test_threads_that_share_a_version_never_lose_it(store):
+    """Each client takes version after version, at its own pace; what it has last can be read."""
+    versions = [{"w": torch.full((10,), float(number))} for number in range(30)]
+    for auxiliary in versions:
+        store.share([auxiliary] * 4)
+
+    def play(client):
+        for number, auxiliary in enumerate(versions):
+            store.put(client, with_shared(number, auxiliary))
+            assert int(store[client]["own/auxiliary/w"][0]) == number
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(play, range(4)))
+    assert len(files(store)) == 5
+    assert all(int(store[client]["own/auxiliary/w"][0]) == 29 for client in range(4))
+
+
+def test_drafts_of_two_processes_have_different_names(store, tmp_path):
+    """Threads of an interrupted run may write one while the resumed run does."""
+    other = ClientStore(0)
+    other.keep_in(tmp_path / "clients")
+    for each in (store, other):
+        each.put(0, state(1))
+    assert len(files(store)) == 2
+    other.close()
+
+
 # Damage
 
 
@@ -275,6 +345,17 @@ def test_a_full_disk_keeps_the_last_checkpoint(tiny, finished, monkeypatch):
         with pytest.raises(TrainingError, match=rf"part cannot be written: No space .* 'fsl-sage resume {config.out}'"):
             run(config)
     resume(config.out)
+    assert_same_run(whole, config.out)
+
+
+def test_a_checkpoint_that_nobody_could_read_leaves_the_one_before(tiny, finished, monkeypatch):
+    """The remedy that the sentence names is one: with states in files the run goes on."""
+    changes = {"clients": 6, "rounds": 3, "algorithm": "cse-fsl"}
+    whole, config = finished(**changes), tiny(**changes)
+    monkeypatch.setattr(files_of_tensors, "_LONGEST_HEADER", 12_000)
+    with pytest.raises(TrainingError, match=r"checkpoint cannot be written.* --client-memory-mib 0' puts these"):
+        run(config)
+    resume(config.out, client_memory_mib=0)
     assert_same_run(whole, config.out)
 
 

@@ -4,7 +4,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from fsl_sage.errors import InputError
+from fsl_sage.errors import InputError, TrainingError
+from fsl_sage.records import files
 from fsl_sage.records.files import load_tensors, save_tensors, write_json
 
 
@@ -25,6 +26,17 @@ def test_tensors_and_values_come_back(tmp_path):
     assert values == {"round": 3}
     assert loaded.keys() == tensors.keys()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_a_file_that_nobody_could_read_is_not_written(tmp_path, monkeypatch):
+    path = tmp_path / "x.safetensors"
+    save_tensors(path, {"a": torch.ones(3)})
+    many = {f"a{number}": torch.full((1,), float(number)) for number in range(100)}
+    monkeypatch.setattr(files, "_LONGEST_HEADER", 5000)
+    with pytest.raises(TrainingError, match=r"shapes of 100 tensors take [\d,]+ bytes .* reads 5,000 at most"):
+        save_tensors(path, many)
+    assert list(load_tensors(path)[0]) == ["a"]
     assert not list(tmp_path.glob("*.part"))
 
 

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsl_sage.roles.averaging import PIECE, RULES, RunningMean, average, mean_state
+from fsl_sage.roles.averaging import PIECE, RULES, RunningMean, average, mean_of_optimizers
 
 
 @given(st.integers(1, 20), st.integers(0, 2**31))
@@ -126,7 +126,17 @@ def test_a_running_mean_is_the_average_to_the_bit():
 def test_what_optimizers_remember_of_a_weight_that_is_one_number_is_averaged():
     """Of the counters of steps the largest counts: it is they that are told by their name, not by their shape."""
     states = [{"scale/step": torch.tensor(n), "scale/exp_avg": torch.tensor(m)} for n, m in ((3.0, -1.0), (5.0, 3.0))]
-    assert mean_state(states, [1, 1]) == {"scale/step": torch.tensor(5.0), "scale/exp_avg": torch.tensor(1.0)}
+    mean = mean_of_optimizers([1, 1])
+    for state in states:
+        mean.add(state)
+    assert mean.result() == {"scale/step": torch.tensor(5.0), "scale/exp_avg": torch.tensor(1.0)}
+
+
+def test_a_running_mean_of_a_name_is_that_of_those_who_hold_it():
+    running = RunningMean([1.0, 3.0, 1.0])
+    for state in ({"a": torch.tensor(1.0)}, {"a": torch.tensor(1.0), "b": torch.tensor(5.0)}, {"b": torch.tensor(1.0)}):
+        running.add(state)
+    assert running.result() == {"a": torch.tensor(1.0), "b": torch.tensor(4.0)}
 
 
 @pytest.mark.parametrize("shape", [(PIECE + 3,), (3, PIECE), (5, 7, 97, 97), (1, 2 * PIECE)])

@@ -84,9 +84,9 @@ class AlignmentData:
         return len(self._uploads) == 1
 
     @property
-    def age(self) -> int:
-        """The number of the oldest upload."""
-        return self._ages[0]
+    def numbers(self) -> Sequence[int]:
+        """Of the uploads that are kept, from the oldest to the newest."""
+        return self._ages
 
     def drop_oldest(self, amount: int, measure: Measure) -> None:
         """Free at least this amount, as far as the oldest upload has it, from its front."""
@@ -128,25 +128,73 @@ class AlignmentData:
         )
 
 
-def make_room(datasets: dict[int, AlignmentData], limit: int, measure: Measure = tokens_in) -> None:
-    """Let the oldest samples of all clients go until the rest takes at most `limit`: tokens, or samples by `len`.
+class SharedRoom:
+    """A room for the datasets of all clients together: the oldest samples make room, whosever they are.
 
-    Two samples of the newest upload stay in any case. A client of whom nothing is left is no longer there.
+    It knows the sum and the order of all uploads, so an upload takes the same time however many clients there are.
     """
-    excess = sum(data.size(measure) for data in datasets.values()) - limit
-    while excess > 0:
-        client = min(datasets, key=lambda client: datasets[client].age)
-        data = datasets[client]
-        before = data.size(measure)
-        if len(datasets) == 1 and data.is_single:
-            spare = before - 2 * measure(data.newest().last(1))
-            if spare > 0:
-                data.drop_oldest(min(excess, spare), measure)
-            return
-        data.drop_oldest(excess, measure)
-        excess -= before - data.size(measure)
+
+    def __init__(self, datasets: dict[int, AlignmentData], limit: int, measure: Measure = tokens_in) -> None:
+        """Make the room.
+
+        Args:
+            datasets: By client; from now on nobody else adds to them. A client of whom nothing is left is removed.
+            limit: What they may take together: tokens, or samples by `len`.
+            measure: How much an upload takes.
+        """
+        self._datasets = datasets
+        self._limit = limit
+        self._measure = measure
+        self._taken = sum(data.size(measure) for data in datasets.values())
+        self._order: deque[tuple[int, int]] = deque()
+        """(number, client) of all uploads from the oldest to the newest, and of some that are gone."""
+        self._renew_order()
+
+    def add(self, client: int, smashed: Message, number: int) -> None:
+        """Keep the upload of a client that has a dataset; it is the one of this number among those of all clients.
+
+        The oldest samples go until the rest fits. Two samples of the newest upload stay in any case.
+        """
+        data = self._datasets[client]
+        self._taken -= data.size(self._measure)
+        data.add(smashed)
+        data.number(number)
+        self._taken += data.size(self._measure)
+        self._order.append((number, client))
+        while self._taken > self._limit and self._drop():
+            pass
+        if len(self._order) > self._longest:
+            self._renew_order()
+
+    def _drop(self) -> bool:
+        """Let samples of the oldest upload go; returns whether more can go."""
+        client = self._with_oldest()
+        data = self._datasets[client]
+        before, excess = data.size(self._measure), self._taken - self._limit
+        is_last = len(self._datasets) == 1 and data.is_single
+        if is_last:
+            excess = min(excess, before - 2 * self._measure(data.newest().last(1)))
+        if excess > 0:
+            data.drop_oldest(excess, self._measure)
+        self._taken += data.size(self._measure) - before
         if not len(data):
-            del datasets[client]
+            del self._datasets[client]
+        return not is_last
+
+    def _with_oldest(self) -> int:
+        """The client with the oldest upload that is still there."""
+        while True:
+            number, client = self._order[0]
+            if client in self._datasets and self._datasets[client].numbers[0] == number:
+                return client
+            self._order.popleft()
+
+    def _renew_order(self) -> None:
+        """Forget the numbers of uploads that are gone. It is done when they may be as many as the others."""
+        self._order = deque(
+            sorted((number, client) for client, data in self._datasets.items() for number in data.numbers)
+        )
+        self._longest = 2 * len(self._order) + 64
 
 
 def batches(uploads: Sequence[Upload], size: int) -> list[Upload]:

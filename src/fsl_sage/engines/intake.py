@@ -4,7 +4,7 @@ import io
 import math
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import IO
 
 import torch
@@ -73,9 +73,16 @@ class Intake:
         while uploads := self._take():
             yield uploads
 
-    def _take(self) -> Uploads:
+    def ready(self) -> Iterator[Uploads]:
+        """Yield those whose turn has come, and wait for no others."""
+        while uploads := self._take(waits=False):
+            yield uploads
+
+    def _take(self, *, waits: bool = True) -> Uploads:
         with self._change:
             while (turn := self._turn()) is None:
+                if not waits:
+                    return {}
                 self._change.wait()
             return {client: self._release((client, step)) for client, step in turn}
 
@@ -112,9 +119,9 @@ class Intake:
         return []
 
 
-def learn_from(intake: Intake, server: HostedServer | NoServer, link: Link) -> None:
-    """Let the S-server take all uploads of the round, while clients may still be training."""
-    for uploads in intake:
+def learn_from(taken: Iterable[Uploads], server: HostedServer | NoServer, link: Link) -> None:
+    """Let the S-server take uploads: those of an intake, all of the round, while clients may still be training."""
+    for uploads in taken:
         server.exchange(uploads, link)
 
 

@@ -104,10 +104,16 @@ class LocalEngine(Engine):
                 for id in group:
                     intake.close(id)
 
-        rounds: Iterable[Outcomes] = self._threads.map(whole_rounds, self._groups(clients, delivery))
+        groups = self._groups(clients, delivery)
+        rounds: Iterable[Outcomes]
         if len(self._threads.workers) == 1:  # nothing else runs beside the client that is measured
-            rounds = list(rounds)
-        learn_from(intake, self._server, link)
+            rounds = []
+            for group in groups:
+                rounds += self._threads.map(whole_rounds, [group])
+                learn_from(intake.ready(), self._server, link)
+        else:
+            rounds = self._threads.map(whole_rounds, groups)
+            learn_from(intake, self._server, link)
         by_client = {id: outcome for group in rounds for id, outcome in group.items()}
         outcomes = {id: by_client[id] for id in clients}
         for id in self._failures.note(outcomes):

@@ -25,8 +25,17 @@ def prepare_process(threads: int, device: torch.device = CPU) -> None:
     torch.set_num_threads(threads)
     keep_freed_memory()
     prefer_huge_pages()
+    prepare_device(device)
+
+
+def prepare_device(device: torch.device) -> torch.device:
+    """Returns the device, set up to compute the same bits each time if it is a GPU. It must come before its first use.
+
+    A second time nothing happens, and on a CPU nothing at all.
+    """
     if device.type == "cuda":
         compute_exactly()
+    return device
 
 
 def compute_exactly() -> None:

@@ -11,6 +11,7 @@ from fsl_sage.algorithms import Algorithm, make_algorithm
 from fsl_sage.config import AlignmentConfig, Config, brings_modules
 from fsl_sage.devices import pick_device
 from fsl_sage.engines.base import Setup
+from fsl_sage.engines.process import prepare_device
 from fsl_sage.errors import InputError
 from fsl_sage.experiment.client_cuts import client_cuts
 from fsl_sage.experiment.clients_at_once import check_model, check_options
@@ -44,7 +45,7 @@ def make_setup(config: Config, problem: Problem | None = None, counts: Sequence[
         counts: For each client the number of its examples, where they are not all here (Flower). Each then knows its
             own by the numbers from 0 up.
     """
-    device = check_config(config)
+    device = prepare_device(check_config(config))
     problem = problem or make_problem(config)
     examples = problem.divide(config) if counts is None else [torch.arange(count) for count in counts]
     if cuts := client_cuts(config, problem, examples):
@@ -95,7 +96,7 @@ def make_site_setup(
 
     The weights in `initial` are shapes: they come with the site's messages.
     """
-    device = check_config(config)
+    device = prepare_device(check_config(config))
     examples = [torch.arange(count) for count in counts]
     modules = build_held(_as_read(config), problem, plan, make_algorithm(config).holds, device)
     modules = _with_decoder(config, problem, modules, META)

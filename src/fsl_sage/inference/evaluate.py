@@ -12,7 +12,7 @@ from torch import nn
 from fsl_sage.alignment.passes import Passes
 from fsl_sage.config import Config
 from fsl_sage.devices import pick_device
-from fsl_sage.engines.process import threads
+from fsl_sage.engines.process import prepare_device, threads
 from fsl_sage.errors import InputError
 from fsl_sage.inference.trained import Trained, load_trained
 from fsl_sage.precision import dtype_of, with_precision
@@ -47,7 +47,7 @@ def evaluate(
     config = trained.config
     with RunDirectory(trained.directory).from_its_folder() if data is None else nullcontext():
         problem = problem or (make_problem(config) if data is None else _other(trained, data))
-    device = pick_device(config.device)
+    device = prepare_device(pick_device(config.device))
     model = with_precision(trained.model, dtype_of(config.precision), device)
     task = problem.make_task(config, device)
     sums: dict[str, Any] = {}

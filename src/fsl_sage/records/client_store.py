@@ -5,14 +5,15 @@ a file of RUN/clients from then on, written by the thread that ran the client:
 
     ID-SHA256.safetensors       the state of client ID
     shared-SHA256.safetensors   what several clients have as one, such as an auxiliary for all
-    ID-NUMBER.part              a draft: a newer version that no checkpoint names yet
+    ID-RUN-NUMBER.part          a draft: a newer version that no checkpoint names yet
 
 The numbers of a file are written once and never changed. A state that has changed is another file, and a checkpoint
 names the files that belong to it. So a kill at any moment leaves everything that the last checkpoint names as it was,
 and a checkpoint writes only what has changed since the one before. Hashing a state takes longer than writing it, and
 where rounds share a checkpoint most versions are gone before one names them; so only those it names are hashed.
 
-1. `put` writes the new version of a state as a draft. The version before goes now if no checkpoint names it.
+1. `put` writes the new version of a state as a draft. The version before goes now if no checkpoint names it, and no
+   other client's newest state, if it is shared.
 2. `seal` hashes the drafts, gives them their names, and returns all names when the files are on the disk; the
    checkpoint is written with them.
 3. `settle`, when that checkpoint is in its place, removes the files that it does not name.
@@ -24,6 +25,7 @@ privately: pages are read when they are used, and what a running client changes 
 
 import itertools
 import re
+import secrets
 import shlex
 import threading
 from collections import Counter
@@ -90,6 +92,10 @@ class ClientStore(Mapping[int, Tensors]):
         """Tensors that several clients have, by their identities."""
         self._opened: dict[str, Tensors] = {}
         """The shared files that have been read."""
+        self._uses: Counter[str] = Counter()
+        """By shared file, how many clients' newest states have it; of one that none has, nothing is left."""
+        self._run = secrets.token_hex(4)
+        """In no other process's drafts: threads of an interrupted run may still be at work on this directory."""
         self._drafts = itertools.count()
         self._flushing: list[Future[None]] = []
         self._flusher: ThreadPoolExecutor | None = None
@@ -146,9 +152,25 @@ class ClientStore(Mapping[int, Tensors]):
             self._memory.pop(client, None)
             self._held -= self._sizes.pop(client, 0)
             before, self._files[client] = self._files.get(client, []), names
-        for name in before:
-            if name not in names and name not in self._named and not name.startswith("shared"):
-                self._path(name).unlink(missing_ok=True)
+            gone = [name for name in before if self._is_left(name, names)]
+        for name in gone:
+            self._path(name).unlink(missing_ok=True)
+
+    def _is_left(self, name: str, newest: Collection[str]) -> bool:
+        """Whether nobody needs a file any more that a client had before its newest ones.
+
+        The tensors of a shared one may live on; whoever shares them again writes another file.
+        """
+        if not name.startswith("shared"):
+            return name not in newest and name not in self._named
+        self._uses[name] -= 1
+        if self._uses[name] > 0 or name in self._named:
+            return False
+        del self._uses[name]
+        self._opened.pop(name, None)
+        for known in self._common.values():
+            known.name = None if known.name == name else known.name
+        return True
 
     def in_memory(self) -> dict[int, Tensors]:
         """The states that are not in files."""
@@ -172,6 +194,7 @@ class ClientStore(Mapping[int, Tensors]):
 
     def settle(self) -> None:
         """Remove what the newest states do not need: a checkpoint that names them is in its place."""
+        self._count_uses()
         self._named = {name for names in self._files.values() for name in names}
         self._opened = {name: tensors for name, tensors in self._opened.items() if name in self._named}
         self._common = {
@@ -197,6 +220,7 @@ class ClientStore(Mapping[int, Tensors]):
         self._memory = dict(states)
         self._files, self._spilling = files, bool(files)
         self._common, self._opened = {}, {}
+        self._count_uses()
         self.share(group for state in states.values() for group in _groups(state))
         self._sizes = {client: nbytes(self._parted(state)[0]) for client, state in states.items()}
         self._held = sum(self._sizes.values())
@@ -228,7 +252,7 @@ class ClientStore(Mapping[int, Tensors]):
 
     def _write(self, owner: str, tensors: Tensors) -> str:
         """Write a draft; returns its name."""
-        path = self._path(f"{owner}-{next(self._drafts)}{PART}")
+        path = self._path(f"{owner}-{self._run}-{next(self._drafts)}{PART}")
         with self._writing():
             path.parent.mkdir(exist_ok=True)
             save_draft(path, tensors)
@@ -246,6 +270,11 @@ class ClientStore(Mapping[int, Tensors]):
         self._opened = {sealed.get(name, name): tensors for name, tensors in self._opened.items()}
         for known in self._common.values():
             known.name = sealed.get(known.name or "", known.name)
+        self._count_uses()
+
+    def _count_uses(self) -> None:
+        names = (name for names in self._files.values() for name in names)
+        self._uses = Counter(name for name in names if name.startswith("shared"))
 
     def _sealed(self, draft: str) -> str:
         owner = draft.partition("-")[0]
@@ -264,10 +293,17 @@ class ClientStore(Mapping[int, Tensors]):
             ) from None
 
     def _write_common(self, group: Tensors, known: "_Common") -> str:
+        """The name of the file of a group, written if there is none. From now on it counts as used once more."""
         with known.lock:
-            if known.name is None:
-                known.name = self._write("shared", group)
-            return known.name
+            with self._lock:
+                if known.name is not None:
+                    self._uses[known.name] += 1
+                    return known.name
+            name = self._write("shared", group)
+            with self._lock:
+                known.name = name
+                self._uses[name] += 1
+            return name
 
     def _read(self, name: str) -> Tensors:
         """The tensors of a file. Shared ones are the same objects for every client, so that they are known again."""

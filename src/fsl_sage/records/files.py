@@ -15,7 +15,7 @@ import safetensors
 import torch
 from torch import Tensor
 
-from fsl_sage.errors import InputError
+from fsl_sage.errors import InputError, TrainingError
 from fsl_sage.reading import short
 from fsl_sage.wire.message import Tensors
 
@@ -27,7 +27,7 @@ ALIGNMENT = 64
 PART = ".part"
 """The end of a file's name while it is written."""
 _LONGEST_HEADER = 100_000_000
-"""As safetensors itself has it."""
+"""As safetensors itself has it: it reads no file whose names, shapes and values take more bytes."""
 
 _DTYPES = {
     torch.uint64: "U64",
@@ -50,6 +50,10 @@ each tensor begins at a multiple of its numbers' size."""
 
 _DAMAGE = (safetensors.SafetensorError, OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 """What a file that is not as it should be may lead to."""
+
+
+class LongHeaderError(TrainingError):
+    """A file that has not been written, because nobody could read it."""
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -120,8 +124,9 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], values: Any = None) 
 
     A tensor under several names is written once.
     """
+    header, blocks = _pieces(tensors, values)
     with _moved_into_place(path) as file:
-        _write_sealed(file, tensors, values)
+        _write_sealed(file, header, blocks)
 
 
 def save_draft(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -131,8 +136,8 @@ def save_draft(path: Path, tensors: Mapping[str, Tensor]) -> None:
         path: Where it is written, in place.
         tensors: What is written. One after the other is made contiguous, so no second copy of all is in memory.
     """
+    header, blocks = _pieces(tensors, None)
     with _partial(path), open(path, "wb") as file:
-        header, blocks = _pieces(tensors, None)
         file.write(header)
         for block in blocks:
             file.write(block)
@@ -155,9 +160,8 @@ def seal_draft(draft: Path, place: Callable[[str], Path]) -> Path:
     return path
 
 
-def _write_sealed(file: IO[bytes], tensors: Mapping[str, Tensor], values: Any) -> None:
+def _write_sealed(file: IO[bytes], header: bytes, blocks: Iterable[memoryview]) -> None:
     """Write header and tensors, then the SHA-256 into the header."""
-    header, blocks = _pieces(tensors, values)
     whole = hashlib.sha256(header)
     file.write(header)
     for block in blocks:
@@ -197,6 +201,11 @@ def _header(tensors: Tensors, metadata: Mapping[str, str]) -> bytes:
         entries[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-(len(text) + 8) % ALIGNMENT)
+    if len(text) > _LONGEST_HEADER:
+        raise LongHeaderError(
+            f"The names and shapes of {len(tensors):,} tensors take {len(text):,} bytes in a file, and safetensors "
+            f"reads {_LONGEST_HEADER:,} at most."
+        )
     return len(text).to_bytes(8, "little") + text
 
 

@@ -7,6 +7,7 @@ are used. The files have no names, so nothing is left of them when the round or 
 """
 
 import os
+import secrets
 import shlex
 import threading
 from pathlib import Path
@@ -32,6 +33,8 @@ class RestingPlace:
         self._limit = limit
         self._lock = threading.Lock()
         self._held = self._files = 0
+        self._run = secrets.token_hex(4)
+        """In no other process's names: threads of an interrupted run may still be at work on this directory."""
 
     @classmethod
     def in_memory(cls) -> "RestingPlace":
@@ -45,7 +48,7 @@ class RestingPlace:
             if self._directory is None or self._held <= self._limit:
                 return None
             self._files += 1
-            path = self._directory / f"waiting-{self._files}{PART}"
+            path = self._directory / f"waiting-{self._run}-{self._files}{PART}"
         try:
             path.parent.mkdir(exist_ok=True)
             with path.open("wb") as file:

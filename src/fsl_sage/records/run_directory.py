@@ -45,7 +45,16 @@ from fsl_sage.records.activity_file import ACTIVITY
 from fsl_sage.records.class_tables import read_classes, write_by_class, write_classes
 from fsl_sage.records.client_store import remove_states
 from fsl_sage.records.config_file import leads_nowhere, read_config_file, score_in, versions, warn_of_versions
-from fsl_sage.records.files import as_csv, as_file_name, load_tensors, readable, save_tensors, write_bytes, write_json
+from fsl_sage.records.files import (
+    LongHeaderError,
+    as_csv,
+    as_file_name,
+    load_tensors,
+    readable,
+    save_tensors,
+    write_bytes,
+    write_json,
+)
 from fsl_sage.records.lock import LockedError, held, is_foreign
 from fsl_sage.records.log import Log
 from fsl_sage.wire.ledger import Entry
@@ -339,7 +348,14 @@ class RunDirectory:
     def save_checkpoint(self, config: Config, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Replace the checkpoint. It remembers the lines of metrics and ledger that belong to it."""
         seals = {name: log.seal() for name, log in self._logs.items()}
-        save_tensors(self.checkpoint_file, tensors, {**values, "digest": digest(config), "files": seals})
+        try:
+            save_tensors(self.checkpoint_file, tensors, {**values, "digest": digest(config), "files": seals})
+        except LongHeaderError as error:
+            raise TrainingError(
+                f"The checkpoint cannot be written. {error} The last one is kept, if there is one. Where it holds "
+                f"clients' states, '{self.resuming} --client-memory-mib 0' puts these "
+                "into files of their own; else a run with fewer --clients is needed."
+            ) from None
 
     def finish(self, model: Mapping[str, Tensor], result: Mapping[str, Any], *, keep_checkpoint: bool) -> None:
         """The final model and how the run ended; then the clients' states go."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fsl_sage.alignment.dataset import AlignmentData, Measure, Upload, make_room, tokens_in
+from fsl_sage.alignment.dataset import AlignmentData, SharedRoom, Upload, tokens_in
 from fsl_sage.alignment.fidelity import CLIENTS, SAMPLES, Fidelity, mean
 from fsl_sage.alignment.passes import Smash
 from fsl_sage.alignment.regression import Sums
@@ -45,6 +45,7 @@ class Auxiliaries:
         """Of a ridge auxiliary: by client, or for POOLED, what all uploads have told."""
         self._uploads = 0
         """How many have come to alignment datasets that share their room."""
+        self._room = self._common_room()
         self.forget_round()
 
     def forget_round(self) -> None:
@@ -72,11 +73,11 @@ class Auxiliaries:
                 self._sums[owner] = Sums.nothing(ridge, self._settings.device)
             self._sums[owner].add(ridge, smashed.smashed, smashed.target, gradients[0], self._options.forgetting)
         data = self.data.setdefault(client, AlignmentData(self._capacity()))
-        data.add(smashed)
-        if (room := self._common_room()) is not None:
-            data.number(self._uploads)
+        if self._room is None:
+            data.add(smashed)
+        else:
+            self._room.add(client, smashed, self._uploads)
             self._uploads += 1
-            make_room(self.data, *room)
         self._seen.discard(client)
 
     def _ridge(self) -> Ridge:
@@ -91,14 +92,16 @@ class Auxiliaries:
             return min(SAMPLES, self._options.samples)
         return self._options.samples if self._options.tokens is None else 2**62
 
-    def _common_room(self) -> tuple[int, Measure] | None:
-        """What the datasets of all clients may take together, and how it is measured; None if that bounds nothing."""
+    def _common_room(self) -> SharedRoom | None:
+        """The room that the datasets of all clients share; None if nothing bounds them together."""
         options, clients = self._options, self._settings.config.clients
         if self._fits:
             return None
         if options.tokens is not None:
-            return options.tokens, tokens_in
-        return (options.total_samples, len) if clients * options.samples > options.total_samples else None
+            return SharedRoom(self.data, options.tokens, tokens_in)
+        if clients * options.samples <= options.total_samples:
+            return None
+        return SharedRoom(self.data, options.total_samples, len)
 
     # Alignment
 
@@ -202,6 +205,7 @@ class Auxiliaries:
             self.data[client].load_state(tensors)
         self._sums = {owner: Sums(**own) for owner, own in by_client(below("sums/", state)).items()}
         self._uploads = int(state["uploads"]) if "uploads" in state else 0
+        self._room = self._common_room()
 
 
 def aligned_auxiliary(settings: Settings, client: int, t: int, aligned: Tensors, held: Tensors) -> Message:

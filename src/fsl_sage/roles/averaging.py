@@ -5,7 +5,7 @@ differ, an honest client that is unlike the others is bounded too.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -30,12 +30,6 @@ def average(states: Sequence[Tensors], weights: Sequence[float]) -> Tensors:
     kept. Sums run in float64, so that the mean of equal tensors is that tensor.
     """
     return {name: _average_one(*_holders(name, states, weights)) for name in _names(states)}
-
-
-def mean_state(states: Sequence[Tensors], weights: Sequence[float]) -> Tensors:
-    """The mean of what optimizers remember: of moments and momentum; of step counters the largest."""
-    counters = {path: [state[path] for state in states] for path in states[0] if path.endswith("/step")}
-    return average(states, weights) | {path: torch.stack(values).amax(0) for path, values in counters.items()}
 
 
 def mean(states: Sequence[Tensors], weights: Sequence[float], start: Tensors) -> Tensors:
@@ -93,16 +87,26 @@ def _average_one(tensors: list[Tensor], weights: list[float]) -> Tensor:
     total = _Total(tensors[0])
     for tensor, weight in zip(tensors, weights, strict=True):
         total.add(tensor, weight / whole)
-    return total.result()
+    return total.mean(len(tensors))
 
 
 class RunningMean:
-    """`average` of states that come one after the other and all have the same names: none of them is kept."""
+    """`average` of states that come one after the other, of which none is kept.
 
-    def __init__(self, weights: Sequence[float]) -> None:
-        """Start; `weights` says how much each of the states that will come counts, in their order."""
+    Where all have the same names it is that to the bit. A name that some of them lack is averaged over the others.
+    """
+
+    def __init__(self, weights: Sequence[float], is_counter: Callable[[str], bool] = lambda name: False) -> None:
+        """Start.
+
+        Args:
+            weights: How much each of the states that will come counts, in their order.
+            is_counter: Of which names the largest is kept, as of integers.
+        """
         whole = sum(weights)
+        self._all = len(weights)
         self._shares = iter([weight / whole for weight in weights])
+        self._is_counter = is_counter
         self._totals: dict[str, _Total] = {}
 
     def add(self, state: Tensors) -> None:
@@ -112,33 +116,61 @@ class RunningMean:
             raise ValueError("more states have come than weights were given for")
         for name, tensor in state.items():
             if name not in self._totals:
-                self._totals[name] = _Total(tensor)
+                self._totals[name] = _Total(tensor, of_largest=self._is_counter(name))
             self._totals[name].add(tensor, share)
 
     def result(self) -> Tensors:
         """The mean, when all have come."""
-        return {name: total.result() for name, total in self._totals.items()}
+        return {name: total.mean(self._all) for name, total in self._totals.items()}
+
+
+def mean_of_optimizers(weights: Sequence[float]) -> RunningMean:
+    """Of what optimizers remember: the mean of moments and momentum; of step counters the largest."""
+    return RunningMean(weights, lambda path: path.endswith("/step"))
+
+
+class RunningSum:
+    """The sum of states that come one after the other, of which none is kept."""
+
+    def __init__(self) -> None:
+        self._totals: dict[str, _Total] = {}
+
+    def add(self, state: Tensors) -> None:
+        """One state more."""
+        for name, tensor in state.items():
+            if name not in self._totals:
+                self._totals[name] = _Total(tensor)
+            self._totals[name].add(tensor, 1.0)
+
+    def result(self) -> Iterator[tuple[str, Tensor, torch.dtype]]:
+        """By name the sum, in float64, and the type of what was added."""
+        return ((name, total.sum, total.dtype) for name, total in self._totals.items())
 
 
 class _Total:
-    """The weighted sum of tensors like the first: in float64, and of integer counters the largest."""
+    """The weighted sum of tensors like the first: in float64. Of integers, and of counters, the largest."""
 
-    def __init__(self, first: Tensor) -> None:
-        self._like = first.new_empty(0)
+    def __init__(self, first: Tensor, *, of_largest: bool = False) -> None:
+        self.dtype = first.dtype
+        self._adds = first.is_floating_point() and not of_largest
         # In a dry run the mean has this shape, and torch would take long to compute it.
-        self._sum = torch.zeros_like(wide(first)) if first.is_floating_point() else first.clone()
+        self.sum = torch.zeros_like(wide(first)) if self._adds else first.clone()
+        self._count, self._share = 0, 0.0
 
     def add(self, tensor: Tensor, share: float) -> None:
-        if self._sum.is_meta:
+        self._count, self._share = self._count + 1, self._share + share
+        if self.sum.is_meta:
             return
-        if tensor.is_floating_point():
-            for total, piece in zip(_pieces(self._sum), _pieces(tensor), strict=True):
+        if self._adds:
+            for total, piece in zip(_pieces(self.sum), _pieces(tensor), strict=True):
                 total.add_(piece, alpha=share)
         else:
-            self._sum = torch.maximum(self._sum, tensor)
+            self.sum = torch.maximum(self.sum, tensor)
 
-    def result(self) -> Tensor:
-        return self._sum.to(self._like.dtype)
+    def mean(self, count: int) -> Tensor:
+        """The sum, if it is one of so many shares of the whole; else over the sum of those that came."""
+        complete = self._count == count or not self._adds
+        return (self.sum if complete else self.sum / self._share).to(self.dtype)
 
 
 def _pieces(tensor: Tensor) -> Sequence[Tensor]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from fsl_sage.config import AveragingConfig
 from fsl_sage.precision import wide
 from fsl_sage.roles import fed_opt
-from fsl_sage.roles.averaging import RULES, RunningMean, mean_state
+from fsl_sage.roles.averaging import RULES, RunningMean, RunningSum, mean_of_optimizers
 from fsl_sage.roles.protocols import FServerRole, Parts, Update
 from fsl_sage.wire.message import CONTROL, OPTIMIZER_STATE, Tensors
 from fsl_sage.wire.paths import below, flat, grouped
@@ -46,17 +46,21 @@ class FServer(FServerRole):
         self._trained = {f"{part}/{name}" for part in averaged for name in trained[part]}
         self._options = options
         self._running: RunningMean | None = None
+        self._along: _Along | None = None
+        """The sums of what has come with updates, where `fold` took them."""
 
     def expect(self, clients: Sequence[int]) -> None:
         """From now on `fold` takes the updates of all of these clients, in their order, for the next `mean`."""
-        self._running = RunningMean([self.client_weights[client] for client in clients])
+        weights = [self.client_weights[client] for client in clients]
+        self._running, self._along = RunningMean(weights), _Along(weights)
 
     def fold(self, update: Update) -> Update:
-        """Add an update to the mean; returns it with the shapes of its weights alone."""
+        """Add an update to the mean, and what came with it to its sums; returns it with the shapes of all alone."""
         assert self._running is not None
+        assert self._along is not None
         self._running.add(flat(update.parts))
-        shapes = {part: {name: x.to("meta") for name, x in own.items()} for part, own in update.parts.items()}
-        return replace(update, parts=shapes)
+        self._along.add(update)
+        return replace(update, parts=_shapes(update.parts), extra=_shapes(update.extra))
 
     def mean(self, updates: Sequence[Update]) -> dict[str, Tensors]:
         """x_c^{t+1}, the weighted mean (Algorithm 2, line 7), or another average, in the order of the clients."""
@@ -72,16 +76,18 @@ class FServer(FServerRole):
         """Renew the weights: by a step towards an average of these updates. Renew the control variates too."""
         for part, tensors in grouped(self._step(flat(averaged))).items():
             self.weights[part] = tensors
+        along, self._along = self._along or self._came_with(updates), None
         if self._options.control_variates:
-            self._renew_control(updates)
-        self._average_optimizers(sorted(updates, key=lambda update: update.client))
+            self._renew_control(along.controls)
+        if optimizers := along.optimizers.result():
+            self.sends[OPTIMIZER_STATE] = optimizers
 
-    def _average_optimizers(self, updates: Sequence[Update]) -> None:
-        """What the clients' optimizers remember goes down with the weights, if it came with them."""
-        coming = [update for update in updates if OPTIMIZER_STATE in update.extra]
-        if coming:
-            weights = [self.client_weights[update.client] for update in coming]
-            self.sends[OPTIMIZER_STATE] = mean_state([update.extra[OPTIMIZER_STATE] for update in coming], weights)
+    def _came_with(self, updates: Sequence[Update]) -> "_Along":
+        updates = sorted(updates, key=lambda update: update.client)
+        along = _Along([self.client_weights[update.client] for update in updates])
+        for update in updates:
+            along.add(update)
+        return along
 
     def _step(self, average: Tensors) -> Tensors:
         if self._options.takes_the_average:
@@ -93,14 +99,12 @@ class FServer(FServerRole):
         self.extra |= {f"{OPTIMIZER}{path}": tensor for path, tensor in state.items()}
         return {**average, **stepped}
 
-    def _renew_control(self, updates: Sequence[Update]) -> None:
+    def _renew_control(self, changes: RunningSum) -> None:
         """SCAFFOLD: c moves by the changes of the c_i over the number of all clients, and so stays their mean."""
-        changes = [update.extra[CONTROL] for update in sorted(updates, key=lambda update: update.client)]
-        for path in dict.fromkeys(path for change in changes for path in change):
-            moved = sum(wide(change[path]) for change in changes if path in change) / len(self.client_weights)
-            assert isinstance(moved, Tensor)
+        for path, total, dtype in changes.result():
+            moved = total / len(self.client_weights)
             c = self.extra.get(f"{CONTROL}/{path}", torch.zeros_like(moved))
-            self.extra[f"{CONTROL}/{path}"] = (wide(c) + moved).to(changes[0][path].dtype)
+            self.extra[f"{CONTROL}/{path}"] = (wide(c) + moved).to(dtype)
         self.sends[CONTROL] = below(f"{CONTROL}/", self.extra)
 
     def state(self) -> Tensors:
@@ -112,6 +116,22 @@ class FServer(FServerRole):
         self.weights = grouped(below("weights/", state))
         self.extra = below("extra/", state)
         self.sends = grouped(below("sends/", state))
+
+
+class _Along:
+    """What comes with the updates of a round, summed in the order of the clients: optimizers and control variates."""
+
+    def __init__(self, weights: Sequence[float]) -> None:
+        self.optimizers = mean_of_optimizers(weights)
+        self.controls = RunningSum()
+
+    def add(self, update: Update) -> None:
+        self.optimizers.add(update.extra.get(OPTIMIZER_STATE, {}))
+        self.controls.add(update.extra.get(CONTROL, {}))
+
+
+def _shapes(groups: Parts) -> dict[str, Tensors]:
+    return {key: {name: x.to("meta") for name, x in own.items()} for key, own in groups.items()}
 
 
 def client_weights(weighting: str, examples: Sequence[int]) -> list[float]:
