@@ -101,6 +101,7 @@ def test_what_does_not_fit_is_refused(tmp_path):
     [
         ({"model": deep(5, 1)()}, "is a Sequential: give a function or a class that makes it"),
         ({"score": "test_error"}, r"score of a TensorProblem is test_error: give a fsl_sage\.Score"),
+        ({"score": Score("test_loss")}, "is called test_loss, as the mean of its loss over the test set: give its"),
         ({"train": X[:20]}, r"training data of a TensorProblem are a Tensor: give \(inputs, targets\)"),
         ({"train": (X[:20], 3)}, "training targets of a TensorProblem are a int: give a tensor or array"),
         ({"test": (X[20:] / 0, X[20:])}, "test inputs of a TensorProblem have NaN or infinite numbers"),

@@ -25,7 +25,7 @@ from fsl_sage.experiment.client_disk import say_disk_use
 from fsl_sage.experiment.federation import Federation, draw_cohort
 from fsl_sage.experiment.probe import Probe
 from fsl_sage.experiment.result import Result
-from fsl_sage.experiment.round_metrics import finite, footprints_in, stop_reason, summary
+from fsl_sage.experiment.round_metrics import finite, footprints_in, row_of, stop_reason, summary
 from fsl_sage.experiment.setup import check_config, make_setup
 from fsl_sage.models import save_adapters
 from fsl_sage.precision import multiplies_bfloat16
@@ -399,7 +399,7 @@ def _timed_round(federation: Federation, t: int, score: Score, metrics: list[dic
         "bytes_paper": ledger.paper,
         "bytes_whole_models": ledger.whole_models,
     }
-    return {"round": t, **scores, **played, **moved, "seconds": seconds, "elapsed_seconds": elapsed}
+    return row_of(t, scores, {**played, **moved, "seconds": seconds, "elapsed_seconds": elapsed})
 
 
 def _draw_classes(directory: RunDirectory, config: Config, setup: Setup, problem: Problem) -> None:

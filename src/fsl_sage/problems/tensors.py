@@ -58,6 +58,11 @@ class TensorProblem(Problem):
             )
         if not isinstance(score, Score):
             raise InputError(f"The score of a TensorProblem is {short(score)}: give a fsl_sage.Score.")
+        if score.name == "test_loss":
+            raise InputError(
+                "The score of a TensorProblem is called test_loss, as the mean of its loss over the test set: give its "
+                "metric another name, such as test_error."
+            )
         self.score, self.classes = score, classes
         name = getattr(model, "__name__", "<lambda>")
         self.model_name = "own model" if name == "<lambda>" else name
