@@ -1,5 +1,7 @@
 """Problems of tensors: a table, several labels at once, a segmentation."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from torch.nn import functional as F
 
 from fsl_sage import Config, InputError, Score, TensorProblem, run
 from fsl_sage.config import from_dict
+from fsl_sage.problems import make_problem
 from fsl_sage.problems.parts import META
 
 CPU = torch.device("cpu")
@@ -141,6 +144,15 @@ def test_the_run_has_the_name_of_its_own_model(tmp_path):
 def test_what_makes_a_problem_is_not_one(tmp_path):
     with pytest.raises(InputError, match=r"problem= is a function: give a fsl_sage\.Problem"):
         run(small(tmp_path), problem=regression)
+
+
+def test_an_option_that_cannot_reach_its_loss_is_refused(tmp_path):
+    config = small(tmp_path, optimizer={"label_smoothing": 0.1})
+    words = r"--optimizer\.label-smoothing 0\.1 has no effect: .*TensorProblem has a loss of its own"
+    with pytest.raises(InputError, match=words):
+        run(config, problem=regression())
+    with pytest.raises(InputError, match=words):
+        make_problem(replace(config, data=replace(config.data, name=f"{__name__}:regression")))
 
 
 def test_metrics_come_as_a_frame(tmp_path, monkeypatch):

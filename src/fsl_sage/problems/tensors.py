@@ -74,6 +74,19 @@ class TensorProblem(Problem):
         """As of every problem, but which target makes sense is known when the score is."""
         super().check(replace(config, target_accuracy=None))
 
+    def named(self, config: Config) -> Config:
+        """As of every problem. Options that cannot reach the loss are refused: it was made without them."""
+        self.refuse_unread(config)
+        return super().named(config)
+
+    def refuse_unread(self, config: Config) -> None:
+        """Refuse options of the loss: it is the user's own, and was made without the configuration."""
+        if (smoothing := config.optimizer.label_smoothing) is not None:
+            raise InputError(
+                f"--optimizer.label-smoothing {smoothing:g} has no effect: {self.name} has a loss of its own, which is "
+                "made without it. A function MODULE:FACTORY that takes `config` may read it."
+            )
+
     @property
     def examples(self) -> int:
         """The number of training examples."""
