@@ -125,6 +125,12 @@ class Plain(FedAvg):
     def local_round(self, client, t):
         pass
 
+class Painted(FedAvg):
+    colour = "notacolour"
+
+class Nameless(FedAvg):
+    title = None
+
 number = 3
 """
 
@@ -171,6 +177,8 @@ def test_what_is_wrong_with_an_own_model_is_said(own_code, tiny, name, said):
             "Plain",
             "local_round of Plain gave a NoneType: it must be a generator. If it uploads nothing, let it end with",
         ),
+        ("Painted", "The colour of own_code:Painted is notacolour: give one such as #0072B2, or a name that CSS has"),
+        ("Nameless", "The title of own_code:Nameless is None: give a text."),
     ],
 )
 def test_what_is_wrong_with_an_own_algorithm_is_said(own_code, tiny, name, said):

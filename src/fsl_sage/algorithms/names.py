@@ -2,6 +2,7 @@
 
 import inspect
 import pkgutil
+import re
 import sys
 from collections import UserDict
 from collections.abc import Callable, MutableMapping
@@ -14,6 +15,7 @@ from fsl_sage.algorithms.base import Algorithm
 from fsl_sage.config import Config, option
 from fsl_sage.errors import InputError, nearest
 from fsl_sage.own_modules import import_own
+from fsl_sage.reading import short
 
 SHOWN_FIRST = ("fsl-sage", "lazy-fsl-sage", "cse-fsl", "splitfed-ms", "splitfed-ss", "fedavg")
 """The paper's, in the order of tables and figures. The others follow in alphabetical order."""
@@ -67,6 +69,7 @@ def find_algorithm(name: str) -> type[Algorithm]:
     if missing := sorted(kind.__abstractmethods__):
         raise InputError(f"--algorithm {name} lacks {' and '.join(missing)}: define it in {kind.__name__}.")
     _check_options(name, kind.Options)
+    _check_look(name, kind)
     return kind
 
 
@@ -92,6 +95,28 @@ def names_where(has: Callable[[type[Algorithm]], bool]) -> list[str]:
 def is_own(name: str) -> bool:
     """Whether a name says MODULE:CLASS, a class of the user's own."""
     return ":" in name and name not in ALGORITHMS
+
+
+def _check_look(name: str, kind: type[Algorithm]) -> None:
+    """Refuse a title and a colour that no figure can have: figures come when all is trained."""
+    title, colour = kind.title, kind.colour
+    if not isinstance(title, str):
+        raise InputError(f"The title of {name} is {short(title, 40)}: give a text.")
+    if colour is not None and not _is_colour(colour):
+        raise InputError(
+            f"The colour of {name} is {short(colour, 40)}: give one such as #0072B2, or a name that CSS has, such as "
+            "teal."
+        )
+
+
+def _is_colour(colour: object) -> bool:
+    if not isinstance(colour, str):
+        return False
+    if re.fullmatch("#[0-9A-Fa-f]{6}", colour):
+        return True
+    from matplotlib.colors import CSS4_COLORS  # takes a moment, which no algorithm of the package costs
+
+    return colour in CSS4_COLORS
 
 
 def _check_options(name: str, kind: type) -> None:
