@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 import fsl_sage
-from fsl_sage import Config, DataConfig, InputError, Tracker, TrainingError, compare, predict, resume, run
+from fsl_sage import Config, DataConfig, InputError, Tracker, TrainingError, compare, cost, predict, resume, run
 from fsl_sage.compare.grid import make_grid
+from fsl_sage.experiment.cuts import cuts_of
 from fsl_sage.problems.images.sources import load_images
 from fsl_sage.records.plain_lines import describe
 from fsl_sage.units import gib_text
@@ -100,6 +101,7 @@ def test_a_file_is_no_directory(tiny, tmp_path):
 
 
 OWN_CODE = """
+from types import SimpleNamespace
 from torch import nn
 from fsl_sage import Algorithm
 from fsl_sage.algorithms.fedavg import FedAvg
@@ -112,6 +114,30 @@ def raises(classes):
 
 def too_narrow(classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(7, classes))
+
+class Gives(nn.Sequential):
+    def __init__(self, form, classes):
+        layers = (nn.Linear(3072, 8), nn.Linear(8, 8), nn.Linear(8, 8))
+        super().__init__(nn.Flatten(), *layers, nn.Linear(8, classes))
+        self.form = form
+
+    def forward(self, x):
+        return self.form(super().forward(x))
+
+def pair(classes):
+    return Gives(lambda logits: (logits, logits), classes)
+
+def unnamed(classes):
+    return Gives(lambda logits: {"scores": logits}, classes)
+
+def namespace(classes):
+    return Gives(lambda logits: SimpleNamespace(logits=logits), classes)
+
+def transformer_like(classes):
+    return Gives(lambda logits: {"logits": logits, "more": None}, classes)
+
+def lazy(classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(3072, 8), nn.ReLU(), nn.LazyLinear(8), nn.Linear(8, classes))
 
 class Forgot(Algorithm):
     \"\"\"Without a local round.\"\"\"
@@ -151,7 +177,7 @@ def own_code(tmp_path, monkeypatch):
             "--model.name own_code:needs_widht is not there: own_code has no needs_widht: did you mean needs_width?",
         ),
         ("needs_width", "--model.name own_code:needs_width needs 'width': a factory is given classes and channels, "),
-        ("raises", "failed to make a model: RuntimeError: no weights today (own_code.py, line 10)."),
+        ("raises", "failed to make a model: RuntimeError: no weights today (own_code.py, line 11)."),
         ("number", "own_code:number is no class and no function: give one that makes a model."),
         (
             "too_narrow",
@@ -163,6 +189,32 @@ def test_what_is_wrong_with_an_own_model_is_said(own_code, tiny, name, said):
     with pytest.raises(InputError) as refused:
         run(tiny(model={"name": f"own_code:{name}", "cut": "0"}))
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("pair", "The model gives a tuple for a batch, where a number for each class is needed: let it return"),
+        ("unnamed", "The model gives a dict with scores for a batch, where a number for each class is needed: let"),
+        ("namespace", "The model gives a SimpleNamespace for a batch, in which there is no tensor with a gradient"),
+        ("lazy", "the model's '3.weight' has no shape yet, as in torch's lazy modules: let what makes the model"),
+    ],
+)
+def test_a_model_that_no_loss_can_take_is_refused_by_every_command(own_code, tiny, name, said):
+    config = tiny(model={"name": f"own_code:{name}", "cut": "1", "auxiliary": "linear"})
+    commands = [lambda: run(config), lambda: cuts_of(config)]
+    if name != "namespace":  # a dry round has no gradients, and looks at outputs only where they travel
+        commands.append(lambda: cost(config, algorithms=["fedgkt"]))
+    for command in commands:
+        with pytest.raises(InputError) as refused:
+            command()
+        assert said in str(refused.value)
+
+
+def test_logits_may_stand_among_other_things(own_code, tiny):
+    model = {"name": "own_code:transformer_like", "cut": "1", "auxiliary": "linear"}
+    assert run(tiny(model=model, rounds=1)).metrics
+    assert cost(tiny(model=model))
 
 
 @pytest.mark.parametrize(
