@@ -2,6 +2,7 @@
 
 import inspect
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from fsl_sage.compare.grid import make_grid
 from fsl_sage.experiment.cuts import cuts_of
 from fsl_sage.problems.images.sources import load_images
 from fsl_sage.records.plain_lines import describe
+from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.units import gib_text
 
 
@@ -101,9 +103,11 @@ def test_a_file_is_no_directory(tiny, tmp_path):
 
 
 OWN_CODE = """
+from dataclasses import dataclass
 from types import SimpleNamespace
 from torch import nn
 from fsl_sage import Algorithm
+from fsl_sage.algorithms.cse_fsl import CSEFSL
 from fsl_sage.algorithms.fedavg import FedAvg
 
 def needs_width(classes, width):
@@ -157,6 +161,47 @@ class Painted(FedAvg):
 class Nameless(FedAvg):
     title = None
 
+class Typo(FedAvg):
+    averaged = ("client", "srver")
+
+class HoldsLess(FedAvg):
+    holds = ("client",)
+
+class NoTuple(FedAvg):
+    averaged = holds = "client"
+
+class UsesTypo(FedAvg):
+    uses = ("alignmnt",)
+
+class Counts(FedAvg):
+    def local_round(self, client, t):
+        yield from super().local_round(client, t)
+        client.extra["n"] = 1
+
+class YieldsSmash(FedAvg):
+    def local_round(self, client, t):
+        for batch in client.batches(t):
+            yield client.forward(batch)
+
+class Unmade(FedAvg):
+    def __init__(self, config):
+        raise RuntimeError("not today")
+
+@dataclass(frozen=True)
+class Positive:
+    mu: float = -1.0
+
+    def __post_init__(self):
+        if self.mu < 0:
+            raise ValueError("mu must not be negative")
+
+class Ranged(FedAvg):
+    Options = Positive
+
+class FailsAtServer(CSEFSL):
+    def on_upload(self, server, client, upload):
+        raise ValueError("no room")
+
 number = 3
 """
 
@@ -177,7 +222,7 @@ def own_code(tmp_path, monkeypatch):
             "--model.name own_code:needs_widht is not there: own_code has no needs_widht: did you mean needs_width?",
         ),
         ("needs_width", "--model.name own_code:needs_width needs 'width': a factory is given classes and channels, "),
-        ("raises", "failed to make a model: RuntimeError: no weights today (own_code.py, line 11)."),
+        ("raises", "failed to make a model: RuntimeError: no weights today (own_code.py, line 13)."),
         ("number", "own_code:number is no class and no function: give one that makes a model."),
         (
             "too_narrow",
@@ -231,12 +276,33 @@ def test_logits_may_stand_among_other_things(own_code, tiny):
         ),
         ("Painted", "The colour of own_code:Painted is notacolour: give one such as #0072B2, or a name that CSS has"),
         ("Nameless", "The title of own_code:Nameless is None: give a text."),
+        ("Typo", "averaged of own_code:Typo has 'srver': did you mean server?"),
+        ("HoldsLess", "holds of own_code:HoldsLess lacks server, which averaged names: clients train it, so they must"),
+        ("NoTuple", "averaged of own_code:NoTuple is 'client': give a tuple of names, such as ('client',)."),
+        ("UsesTypo", "uses of own_code:UsesTypo has 'alignmnt': did you mean alignment?"),
+        (
+            "Counts",
+            "Client 0 failed in round 0: client.extra['n'] is of type int: an algorithm keeps tensors by",
+        ),
+        ("YieldsSmash", "YieldsSmash.local_round yields a tuple: what goes up is a Message, such as Smashed(z, batch"),
+        ("Unmade", "--algorithm own_code:Unmade cannot be made: RuntimeError: not today (own_code.py, line"),
+        ("Ranged", "The options of own_code:Ranged are not possible: ValueError: mu must not be negative (own_code"),
     ],
 )
 def test_what_is_wrong_with_an_own_algorithm_is_said(own_code, tiny, name, said):
+    config = tiny(algorithm="fedavg")
     with pytest.raises((InputError, TrainingError)) as refused:
-        run(tiny(algorithm=f"own_code:{name}"))
+        run(replace(config, algorithm=f"own_code:{name}", options=None))
     assert said in str(refused.value)
+    why = RunDirectory(config.out).failure()
+    assert (why is not None and said in why) if isinstance(refused.value, TrainingError) else not config.out.exists()
+
+
+def test_why_the_code_of_an_s_server_failed_is_written_down(own_code, tiny):
+    config = tiny(algorithm="own_code:FailsAtServer")
+    with pytest.raises(ValueError, match="no room"):
+        run(config)
+    assert RunDirectory(config.out).failure().startswith("ValueError: no room (own_code.py, line")
 
 
 def test_a_module_that_fails_is_named(tmp_path, monkeypatch, tiny):

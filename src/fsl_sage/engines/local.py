@@ -63,9 +63,7 @@ class LocalEngine(Engine):
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         self._threads = Threads(setup)
-        self.clients = self._clients = ClientStore(
-            setup.settings.config.client_memory_mib * MIB, setup.settings.device
-        )
+        self.clients = self._clients = ClientStore(setup.settings.config.client_memory_mib * MIB, setup.settings.device)
         self._arrivals: Arrivals | None = None
         self._failures = Failures(setup.settings.config.on_client_failure)
         self.server = self._server = host_server(setup, self._threads.spread)

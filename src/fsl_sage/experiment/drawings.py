@@ -1,6 +1,6 @@
 """The figures of a run. One that cannot be drawn is a remark: it must not cost the run what it has learnt."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from warnings import warn
@@ -42,7 +42,7 @@ def draw_classes(directory: RunDirectory, config: Config, examples: Sequence[Ten
         _drawn(file, draw)
 
 
-def draw_score(directory: RunDirectory, config: Config, metrics: Sequence[Mapping[str, Any]], score: Score) -> None:
+def draw_score(directory: RunDirectory, config: Config, metrics: Sequence[dict[str, Any]], score: Score) -> None:
     """Draw the headline score against communication."""
     file = directory.figure(score)
 

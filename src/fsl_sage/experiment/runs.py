@@ -16,7 +16,7 @@ from fsl_sage.engines.base import Engine, LostError, Setup
 from fsl_sage.engines.local import LocalEngine
 from fsl_sage.engines.process import prefer_huge_pages
 from fsl_sage.engines.threads import wait_for_interrupted
-from fsl_sage.errors import InputError, MissingExtra, RunWarning, TrainingError
+from fsl_sage.errors import InputError, MissingExtra, RunWarning, TrainingError, described
 from fsl_sage.experiment.checkpoints import Checkpoints
 from fsl_sage.experiment.client_disk import say_disk_use
 from fsl_sage.experiment.drawings import draw_classes, draw_score
@@ -138,8 +138,12 @@ def play(
         with told_to(tell):
             try:
                 return _play(directory, config, callbacks, problem, build)
-            except TrainingError as error:
-                directory.save_failure(str(error))
+            except InputError as error:
+                if directory.metrics():  # else the run is abandoned
+                    directory.save_failure(str(error))
+                raise
+            except Exception as error:  # the rest is in code of the user's own, and is told as it came
+                directory.save_failure(str(error) if isinstance(error, TrainingError) else described(error))
                 raise
             finally:
                 activity.close()
