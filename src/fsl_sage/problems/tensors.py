@@ -126,8 +126,9 @@ class TensorProblem(Problem):
         except (RuntimeError, TypeError):  # which is refused where the model is cut
             return
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            sizes = f"{list(x.shape)}, where the training inputs are {[2, *self.train[0].shape[1:]]}"
-            output = _called(f"model fails on test inputs of {sizes}", lambda: tried(x))
+            usual = [len(x), *self.train[0].shape[1:]]
+            other = "" if usual == [*x.shape] else f", where the training inputs are {usual}"
+            output = _called(f"model fails on test inputs of {list(x.shape)}{other}", lambda: tried(x))
             _called("metric or the loss fails on two test examples", lambda: task.score(output, {"y": y}))
 
     def usual_cut(self, config: Config, model: nn.Module) -> str | None:
