@@ -24,6 +24,7 @@ from fsl_sage.experiment.federation import Federation
 from fsl_sage.experiment.setup import make_setup
 from fsl_sage.problems.make import make_problem
 from fsl_sage.problems.parts import build_model
+from fsl_sage.records import figures
 from fsl_sage.records.files import load_tensors
 from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.records.trackers import StopRun, Tracker
@@ -860,3 +861,21 @@ def test_an_algorithm_without_auxiliary_runs_where_the_cut_allows_none(tiny):
         assert run(tiny(algorithm=algorithm, rounds=1, model={"name": "small-cnn", "cut": "block3.bn"})).metrics
     with pytest.raises(SplitError, match="the server has no blocks but its head"):
         run(tiny(rounds=1, model={"name": "small-cnn", "cut": "block3.bn"}))
+
+
+def test_a_figure_that_fails_costs_a_run_nothing_else(tiny, monkeypatch):
+    """It ended the run after its last round, without a model and without a result."""
+
+    def fails(*given):
+        raise ValueError("no such colour")
+
+    for name in ("classes_figure", "score_figure"):
+        monkeypatch.setattr(figures, name, fails)
+    config = tiny(algorithm="fedavg", rounds=1)
+    with pytest.warns(RunWarning) as said:
+        run(config)
+    for name in ("classes", "accuracy"):
+        words = f"{name}.png could not be drawn: ValueError: no such colour (test_experiment.py, line"
+        assert any(str(each.message).startswith(words) for each in said)
+    assert RunDirectory(config.out).finished()
+    assert (config.out / "model.safetensors").exists()

@@ -2,15 +2,18 @@
 
 import inspect
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import fsl_sage
-from fsl_sage import Config, DataConfig, InputError, Tracker, TrainingError, compare, predict, resume, run
+from fsl_sage import Config, DataConfig, InputError, Tracker, TrainingError, compare, cost, predict, resume, run
 from fsl_sage.compare.grid import make_grid
+from fsl_sage.experiment.cuts import cuts_of
 from fsl_sage.problems.images.sources import load_images
 from fsl_sage.records.plain_lines import describe
+from fsl_sage.records.run_directory import RunDirectory
 from fsl_sage.units import gib_text
 
 
@@ -100,8 +103,11 @@ def test_a_file_is_no_directory(tiny, tmp_path):
 
 
 OWN_CODE = """
+from dataclasses import dataclass
+from types import SimpleNamespace
 from torch import nn
 from fsl_sage import Algorithm
+from fsl_sage.algorithms.cse_fsl import CSEFSL
 from fsl_sage.algorithms.fedavg import FedAvg
 
 def needs_width(classes, width):
@@ -112,6 +118,30 @@ def raises(classes):
 
 def too_narrow(classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(7, classes))
+
+class Gives(nn.Sequential):
+    def __init__(self, form, classes):
+        layers = (nn.Linear(3072, 8), nn.Linear(8, 8), nn.Linear(8, 8))
+        super().__init__(nn.Flatten(), *layers, nn.Linear(8, classes))
+        self.form = form
+
+    def forward(self, x):
+        return self.form(super().forward(x))
+
+def pair(classes):
+    return Gives(lambda logits: (logits, logits), classes)
+
+def unnamed(classes):
+    return Gives(lambda logits: {"scores": logits}, classes)
+
+def namespace(classes):
+    return Gives(lambda logits: SimpleNamespace(logits=logits), classes)
+
+def transformer_like(classes):
+    return Gives(lambda logits: {"logits": logits, "more": None}, classes)
+
+def lazy(classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(3072, 8), nn.ReLU(), nn.LazyLinear(8), nn.Linear(8, classes))
 
 class Forgot(Algorithm):
     \"\"\"Without a local round.\"\"\"
@@ -124,6 +154,53 @@ class Mistyped(FedAvg):
 class Plain(FedAvg):
     def local_round(self, client, t):
         pass
+
+class Painted(FedAvg):
+    colour = "notacolour"
+
+class Nameless(FedAvg):
+    title = None
+
+class Typo(FedAvg):
+    averaged = ("client", "srver")
+
+class HoldsLess(FedAvg):
+    holds = ("client",)
+
+class NoTuple(FedAvg):
+    averaged = holds = "client"
+
+class UsesTypo(FedAvg):
+    uses = ("alignmnt",)
+
+class Counts(FedAvg):
+    def local_round(self, client, t):
+        yield from super().local_round(client, t)
+        client.extra["n"] = 1
+
+class YieldsSmash(FedAvg):
+    def local_round(self, client, t):
+        for batch in client.batches(t):
+            yield client.forward(batch)
+
+class Unmade(FedAvg):
+    def __init__(self, config):
+        raise RuntimeError("not today")
+
+@dataclass(frozen=True)
+class Positive:
+    mu: float = -1.0
+
+    def __post_init__(self):
+        if self.mu < 0:
+            raise ValueError("mu must not be negative")
+
+class Ranged(FedAvg):
+    Options = Positive
+
+class FailsAtServer(CSEFSL):
+    def on_upload(self, server, client, upload):
+        raise ValueError("no room")
 
 number = 3
 """
@@ -145,7 +222,7 @@ def own_code(tmp_path, monkeypatch):
             "--model.name own_code:needs_widht is not there: own_code has no needs_widht: did you mean needs_width?",
         ),
         ("needs_width", "--model.name own_code:needs_width needs 'width': a factory is given classes and channels, "),
-        ("raises", "failed to make a model: RuntimeError: no weights today (own_code.py, line 10)."),
+        ("raises", "failed to make a model: RuntimeError: no weights today (own_code.py, line 13)."),
         ("number", "own_code:number is no class and no function: give one that makes a model."),
         (
             "too_narrow",
@@ -162,6 +239,32 @@ def test_what_is_wrong_with_an_own_model_is_said(own_code, tiny, name, said):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
+        ("pair", "The model gives a tuple for a batch, where a number for each class is needed: let it return"),
+        ("unnamed", "The model gives a dict with scores for a batch, where a number for each class is needed: let"),
+        ("namespace", "The model gives a SimpleNamespace for a batch, in which there is no tensor with a gradient"),
+        ("lazy", "the model's '3.weight' has no shape yet, as in torch's lazy modules: let what makes the model"),
+    ],
+)
+def test_a_model_that_no_loss_can_take_is_refused_by_every_command(own_code, tiny, name, said):
+    config = tiny(model={"name": f"own_code:{name}", "cut": "1", "auxiliary": "linear"})
+    commands = [lambda: run(config), lambda: cuts_of(config)]
+    if name != "namespace":  # a dry round has no gradients, and looks at outputs only where they travel
+        commands.append(lambda: cost(config, algorithms=["fedgkt"]))
+    for command in commands:
+        with pytest.raises(InputError) as refused:
+            command()
+        assert said in str(refused.value)
+
+
+def test_logits_may_stand_among_other_things(own_code, tiny):
+    model = {"name": "own_code:transformer_like", "cut": "1", "auxiliary": "linear"}
+    assert run(tiny(model=model, rounds=1)).metrics
+    assert cost(tiny(model=model))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
         ("Forgot", "--algorithm own_code:Forgot lacks local_round: define it in Forgot."),
         (
             "Mistyped",
@@ -171,12 +274,35 @@ def test_what_is_wrong_with_an_own_model_is_said(own_code, tiny, name, said):
             "Plain",
             "local_round of Plain gave a NoneType: it must be a generator. If it uploads nothing, let it end with",
         ),
+        ("Painted", "The colour of own_code:Painted is notacolour: give one such as #0072B2, or a name that CSS has"),
+        ("Nameless", "The title of own_code:Nameless is None: give a text."),
+        ("Typo", "averaged of own_code:Typo has 'srver': did you mean server?"),
+        ("HoldsLess", "holds of own_code:HoldsLess lacks server, which averaged names: clients train it, so they must"),
+        ("NoTuple", "averaged of own_code:NoTuple is 'client': give a tuple of names, such as ('client',)."),
+        ("UsesTypo", "uses of own_code:UsesTypo has 'alignmnt': did you mean alignment?"),
+        (
+            "Counts",
+            "Client 0 failed in round 0: client.extra['n'] is of type int: an algorithm keeps tensors by",
+        ),
+        ("YieldsSmash", "YieldsSmash.local_round yields a tuple: what goes up is a Message, such as Smashed(z, batch"),
+        ("Unmade", "--algorithm own_code:Unmade cannot be made: RuntimeError: not today (own_code.py, line"),
+        ("Ranged", "The options of own_code:Ranged are not possible: ValueError: mu must not be negative (own_code"),
     ],
 )
 def test_what_is_wrong_with_an_own_algorithm_is_said(own_code, tiny, name, said):
+    config = tiny(algorithm="fedavg")
     with pytest.raises((InputError, TrainingError)) as refused:
-        run(tiny(algorithm=f"own_code:{name}"))
+        run(replace(config, algorithm=f"own_code:{name}", options=None))
     assert said in str(refused.value)
+    why = RunDirectory(config.out).failure()
+    assert (why is not None and said in why) if isinstance(refused.value, TrainingError) else not config.out.exists()
+
+
+def test_why_the_code_of_an_s_server_failed_is_written_down(own_code, tiny):
+    config = tiny(algorithm="own_code:FailsAtServer")
+    with pytest.raises(ValueError, match="no room"):
+        run(config)
+    assert RunDirectory(config.out).failure().startswith("ValueError: no room (own_code.py, line")
 
 
 def test_a_module_that_fails_is_named(tmp_path, monkeypatch, tiny):

@@ -76,3 +76,9 @@ def test_a_configuration_that_is_none_is_refused_in_a_sentence(tmp_path, kind):
 def test_an_endless_file_is_not_read_to_its_end():
     with pytest.raises(InputError, match="too large"):
         read_toml(Path("/dev/zero"))
+
+
+def test_a_preset_may_begin_with_a_byte_order_mark(tmp_path):
+    path = tmp_path / "marked.toml"
+    path.write_bytes(b"\xef\xbb\xbfrounds = 7\n")
+    assert load_preset(path).rounds == 7

@@ -12,16 +12,21 @@ LARGEST_TOML = 2**16
 LONGEST_LINE = 4000
 """Letters of TOML: for a key of n parts (a.a.a.a) the parser takes time with the square of n."""
 LARGEST_JSON = 2**24
+UTF_8 = "utf-8-sig"
+"""How texts of others are read: UTF-8, with a byte order mark or without."""
 
 
 def read_text(path: Path, most: int) -> str:
-    """The text of a file; an OSError if it cannot be read, an InputError if it is too large or no text."""
+    """The text of a file; an OSError if it cannot be read, an InputError if it is too large or no text.
+
+    A byte order mark before it, as some editors write, is no part of it.
+    """
     with open(path, "rb") as file:
         raw = file.read(most + 1)
     if len(raw) > most:
         raise InputError(f"{path} is too large: such a file has at most {most:,} bytes.")
     try:
-        return raw.decode()
+        return raw.decode(UTF_8)
     except UnicodeDecodeError:
         raise InputError(f"{path} is not a text in UTF-8.") from None
 

@@ -1,10 +1,12 @@
 """Which runs a comparison consists of."""
 
+from pathlib import Path
+
 import pytest
 
 from fsl_sage.algorithms import resolve
 from fsl_sage.compare.grid import Grid, load_grid, parse_vary, plan_runs, refuse_overruled
-from fsl_sage.config import Config, all_options, digest, load_preset
+from fsl_sage.config import Config, DataConfig, all_options, digest, load_preset
 from fsl_sage.errors import InputError
 
 
@@ -77,6 +79,10 @@ def test_vary_reads_an_options_own_type():
         ({"vary": {"align_evry": (1,)}}, "'align_evry' is not an option"),
         ({"vary": {"align_every": ("often",)}}, "--align-every 'often' is not possible: give a whole number"),
         ({"vary": {"data.alpha": (1.0,)}}, "give --alpha with several values"),
+        (
+            {"alpha": ("0.1",), "vary": {"data.partition": ("iid", "shards")}},
+            "--vary data.partition is not possible beside --alpha, which gives each run its partition: give one.",
+        ),
         ({"vary": {"workers": (1, 2)}}, "--workers never changes a run's numbers"),
         ({"vary": {"threads": (1, 2)}}, "--threads says how to compute, not what"),
         (
@@ -118,6 +124,20 @@ def test_an_option_that_the_grid_overrules_is_refused():
     ):
         with pytest.raises(InputError, match=says):
             refuse_overruled(config, Config(), grid)
+    with pytest.raises(InputError, match="--vary out is not possible: --out never changes a run's numbers"):
+        refuse_overruled(Config(out=Path("X")), Config(), Grid(vary={"out": ("a", "b")}))
+    shards = Config(data=DataConfig(partition="shards"))
+    with pytest.raises(InputError, match=r"--data\.partition shards has no .*: give --vary data\.partition=… instead"):
+        refuse_overruled(shards, Config(), Grid(vary={"data.partition": ("iid", "shards")}))
+
+
+def test_partitions_may_be_varied_where_no_alpha_is_given():
+    assert names(vary=parse_vary(["data.partition=iid,shards"])) == ["fsl-sage_iid_seed0", "fsl-sage_shards2_seed0"]
+
+
+def test_a_bracket_without_its_partner_is_refused():
+    with pytest.raises(InputError, match=r"a bracket has no partner.*as in --vary 'align_rounds=\[0,1\],\[2\]'"):
+        parse_vary(["align_rounds=[0,1"])
 
 
 @pytest.mark.parametrize("text", ["align_every", "align_every=", "=2"])

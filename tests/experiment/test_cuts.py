@@ -3,11 +3,12 @@
 from dataclasses import replace
 
 import pytest
+import torch
 from torch import nn
 
-from fsl_sage.config import Config, ModelConfig, load_preset
+from fsl_sage.config import Config, DataConfig, ModelConfig, load_preset
 from fsl_sage.errors import InputError
-from fsl_sage.experiment import cost
+from fsl_sage.experiment import cost, run
 from fsl_sage.experiment.cuts import Limits, cuts_of, recommend
 from fsl_sage.models import MODELS
 from fsl_sage.split import SplitError
@@ -82,10 +83,31 @@ def test_bytes_of_a_transformers_cuts_are_those_of_the_cost_there(factory, monke
     assert_bytes_are_those_of_the_cost(config, table[1::4])
 
 
-def test_a_model_that_cannot_be_cut_is_refused(monkeypatch):
+def test_a_model_that_cannot_be_cut_is_refused(monkeypatch, tmp_path):
     monkeypatch.setitem(MODELS, "own", lambda classes, channels: nn.Sequential(nn.Flatten(), nn.Linear(3072, classes)))
-    with pytest.raises(InputError, match="own cannot be cut anywhere"):
-        cuts_of(Config(model=ModelConfig(name="own")))
+    config = Config(model=ModelConfig(name="own"))
+    with pytest.raises(InputError, match=r"own cannot be cut anywhere: its parameters are all in one module\."):
+        cuts_of(config)
+    monkeypatch.setitem(MODELS, "own", Scaled)
+    words = r"own cannot be cut anywhere: at 'first', for instance, the parameter 'scale' is used .* scale\)\.$"
+    for command in (cuts_of, run):
+        with pytest.raises(InputError, match=words):
+            command(replace(config, out=tmp_path / "run", data=FEW))
+
+
+FEW = DataConfig(train_images=40, test_images=20)
+
+
+class Scaled(nn.Module):
+    """The same weight scales the inputs and the outputs."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.Sequential(nn.Flatten(), nn.Linear(3072, 8), nn.ReLU()), nn.Linear(8, classes)
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x * self.scale)) * self.scale
 
 
 def test_facts_of_resnet18_at_the_papers_cut():

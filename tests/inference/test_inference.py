@@ -258,11 +258,19 @@ def tied(classes: int, channels: int) -> nn.Module:
     return Tied(classes)
 
 
-def test_a_model_with_tied_weights_is_loaded(tiny) -> None:
-    model = {"name": "tests.inference.test_inference:tied", "cut": "first", "auxiliary": "linear"}
+def tied_norm(classes: int, channels: int) -> nn.Module:
+    model, norm = Tied(classes), nn.BatchNorm1d(8)
+    model.a, model.b = nn.Sequential(nn.Linear(8, 8), norm), nn.Sequential(nn.Linear(8, 8), norm)
+    return model
+
+
+@pytest.mark.parametrize(("factory", "name"), [("tied", "weight"), ("tied_norm", "1.running_mean")])
+def test_a_model_with_tied_weights_or_buffers_is_loaded(tiny, factory, name) -> None:
+    model = {"name": f"tests.inference.test_inference:{factory}", "cut": "first", "auxiliary": "linear"}
     result = run(tiny(algorithm="splitfed-ss", rounds=1, model=model))
     loaded = load_model(result.directory)
-    assert loaded.b.weight is loaded.a.weight
+    one, other = (part.state_dict(keep_vars=True)[name] for part in (loaded.a, loaded.b))
+    assert one is other
     found = evaluate(result.directory)
     assert found["test_loss"] == result.metrics[-1]["test_loss"]
 

@@ -4,7 +4,7 @@ from torch import nn
 
 from fsl_sage.errors import InputError
 from fsl_sage.experiment import run
-from fsl_sage.models.factory import make_model
+from fsl_sage.models.factory import MODELS, make_model
 
 
 class Own(nn.Module):
@@ -76,3 +76,18 @@ def test_an_image_model_with_weights_can_be_costed(tmp_path):
     ViTForImageClassification(ViTConfig(**sizes, image_size=32, patch_size=8)).save_pretrained(tmp_path)
     with torch.device("meta"):
         assert all(weight.is_meta for weight in make_model(f"hf:{tmp_path}", 10, (3, 32, 32)).parameters())
+
+
+def test_a_registered_factory_is_called_by_name_like_one_that_is_imported(monkeypatch):
+    """It was called by position: classes and channels were swapped, and one parameter was one too few."""
+
+    def swapped(channels, classes):
+        return nn.Linear(channels, classes)
+
+    for factory in (swapped, lambda classes, **more: nn.Linear(3, classes), lambda: nn.Linear(3, 7)):
+        monkeypatch.setitem(MODELS, "own", factory)
+        model = make_model("own", 7, (3, 32, 32))
+        assert (model.in_features, model.out_features) == (3, 7)
+    monkeypatch.setitem(MODELS, "own", lambda n: nn.Linear(3, n))
+    with pytest.raises(InputError, match=r"--model\.name own needs 'n': a factory is given classes and channels"):
+        make_model("own", 7, (3, 32, 32))

@@ -18,6 +18,7 @@ from fsl_sage.engines import base as engine_base
 from fsl_sage.problems.base import Batch
 from fsl_sage.roles import averaging, corrections, f_server, fed_opt, s_server
 from fsl_sage.roles import client as client_role
+from fsl_sage.roles.averaging import RunningSum
 from fsl_sage.roles.client import Client
 from fsl_sage.roles.copies import Copies
 from fsl_sage.roles.f_server import FServer
@@ -149,7 +150,7 @@ def older_samples(patch: Patch) -> None:
 
 def probe_moves_statistics(patch: Patch) -> None:
     """The perturbed pass moves the running statistics too."""
-    patch.setattr(client_role, "untouched_statistics", lambda module: nullcontext())
+    patch.setattr(client_role, "without_trace", lambda module: nullcontext())
 
 
 def one_direction_a_round(patch: Patch) -> None:
@@ -263,7 +264,7 @@ def fixed_share(patch: Patch) -> None:
 
 def mixtures_move_statistics(patch: Patch) -> None:
     """The running statistics are of mixed activations too."""
-    patch.setattr(s_server, "untouched_statistics", lambda module: nullcontext())
+    patch.setattr(s_server, "without_trace", lambda module: nullcontext())
 
 
 def detached_encoder(patch: Patch) -> None:
@@ -361,13 +362,19 @@ def swapped_controls(patch: Patch) -> None:
 
 def controls_of_the_cohort(patch: Patch) -> None:
     """SCAFFOLD's c moves by the mean over the cohort, not over all clients."""
-    renew = FServer._renew_control
+    take, renew = FServer.take, FServer._renew_control
+    counts = []
 
-    def fewer(self: FServer, updates: Sequence[Update]) -> None:
-        every, self.client_weights = self.client_weights, self.client_weights[: len(updates)]
-        renew(self, updates)
+    def counted(self: FServer, averaged: Parts, updates: Sequence[Update]) -> None:
+        counts.append(len(updates))
+        take(self, averaged, updates)
+
+    def fewer(self: FServer, changes: RunningSum) -> None:
+        every, self.client_weights = self.client_weights, self.client_weights[: counts[-1]]
+        renew(self, changes)
         self.client_weights = every
 
+    patch.setattr(FServer, "take", counted)
     patch.setattr(FServer, "_renew_control", fewer)
 
 

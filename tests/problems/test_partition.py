@@ -147,3 +147,16 @@ def test_impossible_shards_are_refused(shards):
 def test_an_unknown_partition_is_refused_with_the_known_ones():
     with pytest.raises(InputError, match="iid, dirichlet, shards"):
         partition(np.arange(10), 2, "dirichlett", rng=rng())
+
+
+@pytest.mark.parametrize(
+    ("examples", "said"),
+    [
+        (0, r"^0 training examples are too few: each client needs two\. Give more training data\.$"),
+        (1, r"^1 training example is too few: each client needs two\. Give more training data\.$"),
+        (3, r"^3 training examples are too few for 2 clients, each needs two: use at most 1 client\.$"),
+    ],
+)
+def test_the_advice_on_too_few_examples_is_possible(examples, said):
+    with pytest.raises(InputError, match=said):
+        client_sizes(examples, 2)

@@ -1,9 +1,15 @@
 """The headline score: its words, and which values are good."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from fsl_sage.errors import InputError
+from fsl_sage.experiment.round_metrics import row_of
 from fsl_sage.problems import ACCURACY, Score
+from fsl_sage.problems.score import RECORDED
+from fsl_sage.records.run_directory import RunDirectory
 
 ERROR = Score("test_squared_error", higher_is_better=False)
 
@@ -28,3 +34,39 @@ def test_only_a_fraction_has_a_greatest_target():
     ERROR.check_target(75.0, "--target")
     with pytest.raises(InputError, match=r"--target 75 is not possible: give a fraction above 0, at most 1"):
         ACCURACY.check_target(75.0, "--target")
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+
+
+def test_what_every_run_records_is_what_the_page_says_and_what_a_round_has(finished):
+    tables = PAGE.read_text().partition("## metrics.jsonl")[2]
+    said = {name for line in tables.splitlines() if line.startswith("| `") for name in named(line.split("|")[1])}
+    own = {name for name in said if not name.startswith("test_")}
+    assert own == {*RECORDED}
+    first = RunDirectory(finished()).metrics()[0]
+    assert {name for name in first if not name.startswith("test_")} <= own
+
+
+def named(cell):
+    return [name for name in re.findall(r"`([^`]+)`", cell) if not name.endswith("…")]
+
+
+@pytest.mark.parametrize("name", [*RECORDED, "test_loss_recalibrated", "test_class_f1", "classes", "test_theory"])
+def test_a_name_that_a_run_needs_itself_is_refused(name):
+    """The score overwrote the bytes, or the training loss, or was overwritten by them."""
+    with pytest.raises(InputError, match=r"is not possible: .*under this name\. Give another one, such as test_error"):
+        Score(name)
+
+
+@pytest.mark.parametrize("name", ["m" * 101, "mae\nfoo", " mae", "mae\x00"])
+def test_a_name_is_short_and_in_one_line(name):
+    with pytest.raises(InputError, match="give a name of at most 100 letters, in one line"):
+        Score(name)
+
+
+def test_no_metric_of_a_task_takes_the_place_of_a_recorded_one():
+    assert row_of(3, {"test_error": 1.0}, {"cohort": 2}) == {"round": 3, "test_error": 1.0, "cohort": 2}
+    for name in ("cohort", "round", "bytes_paper"):
+        with pytest.raises(InputError, match=f"gives a metric called {name}, and every run records another one"):
+            row_of(3, {name: 1.0}, {"cohort": 2})

@@ -1,5 +1,7 @@
 """Problems of tensors: a table, several labels at once, a segmentation."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from torch.nn import functional as F
 
 from fsl_sage import Config, InputError, Score, TensorProblem, run
 from fsl_sage.config import from_dict
+from fsl_sage.problems import make_problem
 from fsl_sage.problems.parts import META
 
 CPU = torch.device("cpu")
@@ -27,6 +30,10 @@ def regression(**changes):
 
 def deep(inputs, outputs):
     return lambda: nn.Sequential(*(nn.Linear(n, 8) for n in (inputs, 8, 8)), nn.Linear(8, outputs))
+
+
+def images():
+    return nn.Sequential(*(nn.Conv2d(n, 1, 1) for n in (1, 1, 1)))
 
 
 def small(tmp_path, **changes):
@@ -92,8 +99,54 @@ def test_segmentation(tmp_path):
 def test_what_does_not_fit_is_refused(tmp_path):
     with pytest.raises(InputError, match="There are 20 training inputs and 19 targets"):
         regression(train=(X[:20], X[:19]))
+    task = regression(metric=lambda output, y: output - y).make_task(Config(), CPU)
     with pytest.raises(InputError, match=r"The metric gave \[10, 1\] for 10 examples"):
-        run(small(tmp_path), problem=regression(metric=lambda output, y: output - y))
+        task.score(torch.zeros(10, 1), {"y": torch.zeros(10, 1)})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"metric": lambda output, y: output - y}, r"The metric gave \[2, 1\] for 2 examples"),
+        ({"metric": lambda output, y: error(output, y).numpy()}, "The metric gave a ndarray for 2 examples: it must"),
+        ({"metric": lambda output, y: 1 / 0}, r"The metric or the loss fails on two test examples: ZeroDivision"),
+        ({"loss": lambda output, y: 1.0}, "The loss gave float: it must give the mean over the batch"),
+        (
+            {"model": images, "train": (X[:20].view(20, 1, 5, 1), X[:20]), "test": (X[20:].view(10, 5, 1, 1), X[20:])},
+            r"model fails on test inputs of \[2, 5, 1, 1\], where the training inputs are \[2, 1, 5, 1\]: Runtime",
+        ),
+    ],
+)
+def test_the_model_the_loss_and_the_metric_are_tried_before_round_0(tmp_path, changes, words):
+    """They failed when the first round was over."""
+    with pytest.raises(InputError, match=words):
+        run(small(tmp_path), problem=regression(**changes))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_trial_changes_neither_the_model_nor_random_numbers():
+    torch.manual_seed(0)
+    plain, drawn = counting(), torch.rand(1)
+    torch.manual_seed(0)
+    tried = regression(model=counting, test=(X[20:].double(), X[20:, :1].double())).make_model(Config())
+    assert torch.equal(torch.rand(1), drawn)
+    assert tried.training
+    assert all(torch.equal(x, plain.state_dict()[name]) for name, x in tried.state_dict().items())
+
+
+def counting():
+    model = deep(5, 1)().append(nn.Dropout())
+    model.register_buffer("calls", torch.zeros(()))
+    model.register_forward_hook(lambda module, inputs, output: module.calls.add_(1) * 0 + output)
+    return model.double()
+
+
+def test_images_of_other_sizes_are_tested(tmp_path):
+    """A convolution takes them, though the training images are smaller."""
+    x = torch.rand(20, 1, 8, 8)
+    mean = {"loss": lambda o, y: (o.mean((1, 2, 3)) - y[:, 0]).square().mean(), "metric": lambda o, y: o[:, 0, 0, 0]}
+    pair = {"train": (x[:, :, :4, :4], X[:20]), "test": (x, X[:20])}
+    assert run(small(tmp_path), problem=regression(model=images, **pair, **mean)).metrics
 
 
 @pytest.mark.parametrize(
@@ -101,10 +154,25 @@ def test_what_does_not_fit_is_refused(tmp_path):
     [
         ({"model": deep(5, 1)()}, "is a Sequential: give a function or a class that makes it"),
         ({"score": "test_error"}, r"score of a TensorProblem is test_error: give a fsl_sage\.Score"),
+        ({"score": Score("test_loss")}, "is called test_loss, as the mean of its loss over the test set: give its"),
         ({"train": X[:20]}, r"training data of a TensorProblem are a Tensor: give \(inputs, targets\)"),
         ({"train": (X[:20], 3)}, "training targets of a TensorProblem are a int: give a tensor or array"),
         ({"test": (X[20:] / 0, X[20:])}, "test inputs of a TensorProblem have NaN or infinite numbers"),
         ({"train": (X[:20], X[:20].sqrt())}, "training targets of a TensorProblem have NaN"),
+        (
+            {"test": (X[20:, :4], X[20:])},
+            r"test inputs of a TensorProblem are \[10, 4\] and the training inputs \[20, 5",
+        ),
+        ({"test": (X[20:, None], X[20:])}, r"are \[10, 1, 5\] and the training inputs \[20, 5\]: one model takes both"),
+        ({"loss": "mse"}, "The loss of a TensorProblem is mse: give a function of the model's output and the targets"),
+        ({"metric": None}, "The metric of a TensorProblem is None: give a function of the model's output"),
+        ({"train": (X[:20].to_sparse(), X[:20])}, "training inputs of a TensorProblem are a sparse or nested tensor"),
+        (
+            {"train": (X[:20], np.array(["a"] * 20))},
+            "training targets of a TensorProblem are an array of <U1: give numb",
+        ),
+        ({"test": (X[20:].numpy().astype(object), X[20:])}, "test inputs of a TensorProblem are an array of object"),
+        ({"labels": ["a"] * 20}, "labels of a TensorProblem are a list: give numbers, a tensor or an array"),
     ],
 )
 def test_what_no_training_can_use_is_refused_at_once(changes, words):
@@ -113,7 +181,7 @@ def test_what_no_training_can_use_is_refused_at_once(changes, words):
 
 
 def test_a_loss_that_is_no_mean_is_refused_and_the_directory_is_free_again(tmp_path):
-    with pytest.raises(InputError, match=r"The loss gave \[5, 1\]: it must give the mean over the batch"):
+    with pytest.raises(InputError, match=r"The loss gave \[2, 1\]: it must give the mean over the batch"):
         run(small(tmp_path), problem=regression(loss=lambda output, y: (output - y) ** 2))
     run(small(tmp_path), problem=regression())
 
@@ -140,6 +208,15 @@ def test_the_run_has_the_name_of_its_own_model(tmp_path):
 def test_what_makes_a_problem_is_not_one(tmp_path):
     with pytest.raises(InputError, match=r"problem= is a function: give a fsl_sage\.Problem"):
         run(small(tmp_path), problem=regression)
+
+
+def test_an_option_that_cannot_reach_its_loss_is_refused(tmp_path):
+    config = small(tmp_path, optimizer={"label_smoothing": 0.1})
+    words = r"--optimizer\.label-smoothing 0\.1 has no effect: .*TensorProblem has a loss of its own"
+    with pytest.raises(InputError, match=words):
+        run(config, problem=regression())
+    with pytest.raises(InputError, match=words):
+        make_problem(replace(config, data=replace(config.data, name=f"{__name__}:regression")))
 
 
 def test_metrics_come_as_a_frame(tmp_path, monkeypatch):

@@ -78,7 +78,8 @@ def test_the_end_takes_the_checkpoint_away_unless_it_is_kept(config):
     directory.append(line(0), ENTRIES)
     for keep in (True, False):
         directory.save_checkpoint(config, {}, {})
-        directory.finish({"w": torch.zeros(2)}, {"stopped": "enough"}, keep_checkpoint=keep)
+        directory.save_model({"w": torch.zeros(2)})
+        directory.finish({"stopped": "enough"}, keep_checkpoint=keep)
         assert directory.checkpoint_file.exists() == keep
     assert directory.finished()
     assert directory.result() == {"stopped": "enough"}
@@ -235,7 +236,7 @@ def test_what_is_put_beside_the_clients_states_stays(config, way):
     if way == "abandoned":
         directory.abandon()
     else:
-        directory.finish({"a": torch.zeros(2)}, {}, keep_checkpoint=False)
+        directory.finish({}, keep_checkpoint=False)
     assert [path.name for path in directory.clients.iterdir()] == ["notes.txt"]
 
 
@@ -243,7 +244,8 @@ def test_a_finished_run_has_not_failed(config):
     """A second process that wanted to play it may have left its failure."""
     directory = RunDirectory.create(config)
     directory.save_failure("it is being played by process 7")
-    directory.finish({"a": torch.zeros(2)}, {}, keep_checkpoint=False)
+    directory.save_model({"a": torch.zeros(2)})
+    directory.finish({}, keep_checkpoint=False)
     assert directory.failure() is None
 
 

@@ -12,6 +12,7 @@ from fsl_sage.algorithms.base import Algorithm, LocalRound
 from fsl_sage.config import FROM_ZERO, RATE, WHOLE, Config, check_ranges
 from fsl_sage.errors import InputError
 from fsl_sage.problems.batches import batch_indices
+from fsl_sage.problems.classification import raw_logits_of
 from fsl_sage.problems.make import are_texts
 from fsl_sage.roles.protocols import ClientRole, SServerRole
 from fsl_sage.seeding import generator
@@ -128,8 +129,8 @@ class FedGKT(Algorithm):
 
 
 def _logits(output: Any) -> Tensor:
-    """A model's output [B, C], which Hugging Face models return with other things."""
-    logits: Tensor = getattr(output, "logits", output)
+    """A model's output [B, C]."""
+    logits = raw_logits_of(output)
     if logits.ndim != 2 or logits.shape[1] < 2:
         raise InputError(f"fedgkt needs logits of at least 2 classes for each example, not {list(logits.shape)}.")
     return logits

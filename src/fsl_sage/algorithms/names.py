@@ -5,19 +5,18 @@ import pkgutil
 import sys
 from collections import UserDict
 from collections.abc import Callable, MutableMapping
-from dataclasses import fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from fsl_sage.algorithms.base import Algorithm
-from fsl_sage.config import Config, option
+from fsl_sage.algorithms.checks import check_class
 from fsl_sage.errors import InputError, nearest
 from fsl_sage.own_modules import import_own
 
 SHOWN_FIRST = ("fsl-sage", "lazy-fsl-sage", "cse-fsl", "splitfed-ms", "splitfed-ss", "fedavg")
 """The paper's, in the order of tables and figures. The others follow in alphabetical order."""
-_SHARED = ("base", "joint", "looks", "names", "options", "relay", "splitfed")
+_SHARED = ("base", "checks", "joint", "looks", "names", "options", "relay", "splitfed")
 """Modules of this folder that are no algorithm."""
 
 
@@ -64,9 +63,7 @@ def find_algorithm(name: str) -> type[Algorithm]:
     kind = import_own(name, "--algorithm")
     if not (isinstance(kind, type) and issubclass(kind, Algorithm)):
         raise InputError(f"--algorithm {name} is not an Algorithm: give a class that derives from fsl_sage.Algorithm.")
-    if missing := sorted(kind.__abstractmethods__):
-        raise InputError(f"--algorithm {name} lacks {' and '.join(missing)}: define it in {kind.__name__}.")
-    _check_options(name, kind.Options)
+    check_class(name, kind)
     return kind
 
 
@@ -92,14 +89,3 @@ def names_where(has: Callable[[type[Algorithm]], bool]) -> list[str]:
 def is_own(name: str) -> bool:
     """Whether a name says MODULE:CLASS, a class of the user's own."""
     return ":" in name and name not in ALGORITHMS
-
-
-def _check_options(name: str, kind: type) -> None:
-    if not is_dataclass(kind) or not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
-        raise InputError(f"The Options of {name} must be a dataclass with frozen=True.")
-    taken = {each.name for each in fields(Config)} & {each.name for each in fields(kind)}
-    if taken:
-        raise InputError(
-            f"{', '.join(sorted(map(option, taken)))} is an option of every run, so it cannot be one of {name} too: "
-            "give it another name."
-        )

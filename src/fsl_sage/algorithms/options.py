@@ -6,9 +6,10 @@ from types import MappingProxyType
 from typing import Any, get_type_hints
 
 from fsl_sage.algorithms.base import Algorithm
-from fsl_sage.algorithms.names import find_algorithm, names_where
+from fsl_sage.algorithms.checks import check_parts
+from fsl_sage.algorithms.names import find_algorithm, is_own, names_where
 from fsl_sage.config import Config, GivenOptions, convert, given_options, option
-from fsl_sage.errors import InputError, listed, nearest
+from fsl_sage.errors import InputError, described, listed, nearest, sentence
 from fsl_sage.reading import short
 
 CUTS_BY_CLIENT = ("cuts", "client_memories")
@@ -75,7 +76,20 @@ def make_algorithm(config: Config) -> Algorithm:
             f"{config.algorithm} takes one cut, not {config.model.cut}: its S-server computes the loss. "
             f"U-shapes run with {others}."
         )
-    return kind(config)
+    algorithm = _made(kind, config)
+    check_parts(config.algorithm, algorithm)
+    return algorithm
+
+
+def _made(kind: type[Algorithm], config: Config) -> Algorithm:
+    try:
+        return kind(config)
+    except InputError:
+        raise
+    except Exception as error:  # whatever the user's own class does
+        if not is_own(config.algorithm):
+            raise
+        raise InputError(sentence(f"--algorithm {config.algorithm} cannot be made: {described(error)}")) from error
 
 
 def refuse_foreign(given: Iterable[str], chosen: Mapping[str, type[Algorithm]], *, compared: bool = False) -> None:
@@ -106,7 +120,13 @@ def _make(name: str, kind: type[Algorithm], given: Mapping[str, Any]) -> Any:
     missing = [each.name for each in fields(kind.Options) if _is_required(each) and each.name not in given]
     if missing:
         raise InputError(f"{name} needs {listed(map(option, missing))}.")
-    return kind.Options(**{key: convert(value, hints[key], key) for key, value in given.items()})
+    values = {key: convert(value, hints[key], key) for key, value in given.items()}
+    try:
+        return kind.Options(**values)
+    except InputError:
+        raise
+    except ValueError as error:  # as any check of a range in Python
+        raise InputError(sentence(f"The options of {name} are not possible: {described(error)}")) from error
 
 
 def _is_required(each: Field) -> bool:

@@ -110,10 +110,12 @@ _EXAMPLES = {
 def refuse_overruled(config: Config, preset: Config, grid: Grid) -> None:
     """Refuse an option for all runs where the grid gives each run its own."""
     by_grid = {"algorithm": grid.algorithms, "seed": grid.seeds, "data.partition": grid.alpha, "data.alpha": grid.alpha}
+    for path in grid.vary:
+        _refuse_unvaried(path, grid)
     given, usual = options_of(config), options_of(preset)
     for path, values in {**by_grid, **grid.vary}.items():
         if values and path in given and given[path] != usual.get(path):
-            instead = _OWN_OPTION.get(path, f"--vary {path}=…")
+            instead = f"--vary {path}=…" if path in grid.vary else _OWN_OPTION[path]
             raise InputError(
                 f"{option(path)} {given[path]} has no effect on a grid with {', '.join(map(str, values))}: "
                 f"give {instead} instead."
@@ -128,6 +130,11 @@ def parse_vary(texts: Sequence[str]) -> dict[str, tuple[Any, ...]]:
         if not equals or not values.strip():
             raise InputError(f"--vary {text} is not possible: give OPTION=a,b,c, as in --vary align_every=2,5,10.")
         path = option_path(name)
+        if values.count("[") != values.count("]"):
+            raise InputError(
+                f"--vary {text} is not possible: a bracket has no partner. Give every list in brackets of its own, as "
+                f"in --vary '{path}=[0,1],[2]'."
+            )
         words = re.findall(r"\[[^]]*\]|[^,]+", values)
         varied[path] = (*varied.get(path, ()), *(_value(word.strip()) for word in words if word.strip()))
     return varied
@@ -175,16 +182,27 @@ def _check(config: Config, grid: Grid, algorithms: Sequence[str]) -> None:
     for path, values in grid.vary.items():
         if not values:
             raise InputError(f"--vary {path} has no values: give some, as in --vary align_every=2,5,10.")
-        if path in _OWN_OPTION:
-            raise InputError(f"--vary {path} is not possible: give {_OWN_OPTION[path]} with several values.")
-        if path.split(".")[0] in NO_PART_OF_THE_RESULT:
-            raise InputError(f"--vary {path} is not possible: {option(path)} never changes a run's numbers.")
-        if path in NO_SETTING:
-            raise InputError(f"--vary {path} is not possible: {option(path)} says how to compute, not what.")
+        _refuse_unvaried(path, grid)
         if path.split(".")[0] not in shared:
             refuse_foreign([path], kinds, compared=True)
         elif not any(concerns(algorithm, path) for algorithm in algorithms):
             raise InputError(f"--vary {path} changes nothing: it does not concern {', '.join(algorithms)}.")
+
+
+def _refuse_unvaried(path: str, grid: Grid) -> None:
+    """Refuse an option that --vary cannot give."""
+    if path == "data.partition":
+        if grid.alpha:
+            raise InputError(
+                "--vary data.partition is not possible beside --alpha, which gives each run its partition: give one."
+            )
+        return
+    if path in _OWN_OPTION:
+        raise InputError(f"--vary {path} is not possible: give {_OWN_OPTION[path]} with several values.")
+    if path.split(".")[0] in NO_PART_OF_THE_RESULT:
+        raise InputError(f"--vary {path} is not possible: {option(path)} never changes a run's numbers.")
+    if path in NO_SETTING:
+        raise InputError(f"--vary {path} is not possible: {option(path)} says how to compute, not what.")
 
 
 def _check_options(config: Config, kinds: Mapping[str, type[Algorithm]]) -> None:
@@ -223,7 +241,8 @@ def _plan(base: Config, algorithm: str, seed: int, values: Mapping[str, Any]) ->
     base = as_algorithm(base, algorithm, own, without=find_algorithm(algorithm).not_compared)
     config: Config = from_dict(_merge([nest(path, value) for path, value in {"seed": seed, **shared}.items()]), base)
     make_algorithm(config).check()
-    suffixes = [f"{option(path).removeprefix('--')}{_spell(value)}" for path, value in values.items()]
+    named = {path: value for path, value in values.items() if path != "data.partition"}  # which is in every name
+    suffixes = [f"{option(path).removeprefix('--')}{_spell(value)}" for path, value in named.items()]
     return Plan(
         "_".join([as_file_name(algorithm), heterogeneity(options_of(config)), f"seed{seed}", *suffixes]), config
     )

@@ -281,7 +281,7 @@ class Config:
     """Clients that train side by side (if not given: as many as there are cores, or GPUs); never changes a number."""
     clients_at_once: int = 1
     """Clients that a worker trains as one stack of weights: for GPUs, which small batches leave idle; on a CPU seldom
-    faster. For images on the local engine, with clients that do not wait; part of the result's last bits."""
+    faster. Not for texts; on the local engine, with clients that do not wait; part of the result's last bits."""
     client_memory_mib: int = 1024
     """MiB of clients' states that may stay in memory between rounds; beyond that each is a file below the run's
     directory, and only clients that train are in memory. It changes no number."""

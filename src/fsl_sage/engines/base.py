@@ -295,9 +295,18 @@ def advance(local_round: LocalRound, reply: Message | None, *, pauses: bool = Fa
         said = local_round.send(reply)
         while said is PAUSE and not pauses:
             said = local_round.send(None)
-        return said
+        return _uploaded(said, local_round)
     except StopIteration:
         return None
+
+
+def _uploaded(said: object, local_round: LocalRound) -> Message:
+    if not isinstance(said, Message):
+        whose = getattr(local_round, "__qualname__", "local_round")
+        raise InputError(
+            f"{whose} yields a {type(said).__name__}: what goes up is a Message, such as Smashed(z, batch.target)."
+        )
+    return said
 
 
 def sent_along(setup: Setup, client: ClientRole, t: int) -> dict[str, Tensors]:

@@ -91,9 +91,7 @@ def cuts_of(config: Config) -> list[CutCosts]:
     model = build_model(config, problem, META)
     analysis = Analysis(model, problem.largest_example(config.batch_size, META))
     if not analysis.cut_names:
-        raise InputError(
-            f"--model.name {config.model.name} cannot be cut anywhere: its parameters are all in one module."
-        )
+        raise InputError(f"--model.name {config.model.name} cannot be cut anywhere: {analysis.why_nowhere()}.")
     if config.model.cut is not None and config.model.cut not in analysis.cut_names:
         names = ", ".join(analysis.cut_names)
         raise InputError(f"--model.cut {config.model.cut} is not a cut of {config.model.name}: give one of {names}.")

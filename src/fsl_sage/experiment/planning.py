@@ -24,6 +24,7 @@ from fsl_sage.roles.corrections import copies_kept
 from fsl_sage.roles.footprint import Footprint
 from fsl_sage.split import Analysis, AuxiliaryStates, SplitError, Step, random_features, training_step
 from fsl_sage.split.auxiliaries.recipe import Recipe
+from fsl_sage.split.errors import without_tensor
 from fsl_sage.split.trace.skeleton import set_tensor, tensor_leaves
 from fsl_sage.wire.message import nbytes
 
@@ -316,6 +317,8 @@ def _loss_of(config: Config, task: Task) -> Callable[[Any], Tensor]:
 
     def loss(output: Any) -> Tensor:
         tensors = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
+        if not tensors:
+            raise without_tensor(output)
         if task.sizes_vary:
             return torch.log_softmax(tensors[0].float(), -1).mean()
         target = task.training_batch(indices, torch.Generator()).target

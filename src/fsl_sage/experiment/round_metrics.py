@@ -9,8 +9,8 @@ import numpy as np
 from fsl_sage.alignment.fidelity import Fidelity
 from fsl_sage.config import Config
 from fsl_sage.engines.base import REMEDY
-from fsl_sage.errors import TrainingError
-from fsl_sage.problems.score import Score
+from fsl_sage.errors import InputError, TrainingError, listed
+from fsl_sage.problems.score import RECORDED, Score
 from fsl_sage.roles.footprint import Footprint
 from fsl_sage.roles.protocols import Update
 from fsl_sage.wire.ledger import GIB
@@ -53,6 +53,17 @@ def finite(scores: dict[str, Any], t: int) -> dict[str, Any]:
         if not isinstance(value, list) and not np.isfinite(value):
             raise TrainingError(f"The {name.replace('_', ' ')} became {value} in round {t}. {REMEDY}")
     return scores
+
+
+def row_of(t: int, scores: Mapping[str, Any], recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """The metrics of round t: the task's, and what every run records. No name may stand for two numbers."""
+    clash = sorted(name for name in scores if name in {"round", *RECORDED, *recorded})
+    if clash:
+        raise InputError(
+            f"The task gives a metric called {listed(clash)}, and every run records another one under this name: let "
+            "`summarise` give it another name."
+        )
+    return {"round": t, **scores, **recorded}
 
 
 def footprint_figures(footprints: Mapping[str, Footprint]) -> dict[str, int]:

@@ -9,23 +9,21 @@ from pathlib import Path
 from typing import Any
 from warnings import warn
 
-import numpy as np
-
 from fsl_sage.activity import now, told_to
 from fsl_sage.algorithms import make_algorithm, resolve
-from fsl_sage.algorithms.looks import colour_of
 from fsl_sage.config import NO_PART_OF_THE_RESULT, Config, DataConfig, option, require_config
 from fsl_sage.engines.base import Engine, LostError, Setup
 from fsl_sage.engines.local import LocalEngine
 from fsl_sage.engines.process import prefer_huge_pages
 from fsl_sage.engines.threads import wait_for_interrupted
-from fsl_sage.errors import InputError, MissingExtra, RunWarning, TrainingError
+from fsl_sage.errors import InputError, MissingExtra, RunWarning, TrainingError, described
 from fsl_sage.experiment.checkpoints import Checkpoints
 from fsl_sage.experiment.client_disk import say_disk_use
+from fsl_sage.experiment.drawings import draw_classes, draw_score
 from fsl_sage.experiment.federation import Federation, draw_cohort
 from fsl_sage.experiment.probe import Probe
 from fsl_sage.experiment.result import Result
-from fsl_sage.experiment.round_metrics import finite, footprints_in, stop_reason, summary
+from fsl_sage.experiment.round_metrics import finite, footprints_in, row_of, stop_reason, summary
 from fsl_sage.experiment.setup import check_config, make_setup
 from fsl_sage.models import save_adapters
 from fsl_sage.precision import multiplies_bfloat16
@@ -140,8 +138,12 @@ def play(
         with told_to(tell):
             try:
                 return _play(directory, config, callbacks, problem, build)
-            except TrainingError as error:
-                directory.save_failure(str(error))
+            except InputError as error:
+                if directory.metrics():  # else the run is abandoned
+                    directory.save_failure(str(error))
+                raise
+            except Exception as error:  # the rest is in code of the user's own, and is told as it came
+                directory.save_failure(str(error) if isinstance(error, TrainingError) else described(error))
                 raise
             finally:
                 activity.close()
@@ -256,17 +258,16 @@ def _conclude(
     stopped: str,
 ) -> None:
     """Write down the final model and the result, and tell the callbacks."""
-    from fsl_sage.records.figures import score_figure  # matplotlib takes a second to import
-
-    score, colour = problem.score, colour_of(config.algorithm)
+    score = problem.score
     result = summary(metrics, score, stopped)
     with directory.writing():
-        score_figure(directory.figure(score), metrics, score, config, colour)
+        directory.save_model(model)
         directory.save_by_class(metrics[-1], problem.classes)
         save_adapters(directory.adapter, config.model.name, config.lora, model)
         directory.settle_best(len(metrics))
         directory.save_card(model_card(config, score, result, problem.inference()))
-        directory.finish(model, result, keep_checkpoint=config.keep_checkpoint)
+        draw_score(directory, config, metrics, score)
+        directory.finish(result, keep_checkpoint=config.keep_checkpoint)
     for callback in callbacks:
         callback.finish(result)
     if "remark" in result:
@@ -355,7 +356,7 @@ def _build(engine: Callable[[Setup], Engine], directory: RunDirectory, config: C
             RunWarning,
             stacklevel=5,
         )
-    _draw_classes(directory, config, setup, problem)
+    draw_classes(directory, config, setup.examples, problem)
     return Federation(setup, engine(setup))
 
 
@@ -399,18 +400,4 @@ def _timed_round(federation: Federation, t: int, score: Score, metrics: list[dic
         "bytes_paper": ledger.paper,
         "bytes_whole_models": ledger.whole_models,
     }
-    return {"round": t, **scores, **played, **moved, "seconds": seconds, "elapsed_seconds": elapsed}
-
-
-def _draw_classes(directory: RunDirectory, config: Config, setup: Setup, problem: Problem) -> None:
-    """Write down how many examples of each class each client holds, where there are classes."""
-    labels = problem.labels()
-    if labels is None or not problem.classes:
-        return
-    from fsl_sage.records.figures import classes_figure
-
-    numbers, classes = labels.cpu().numpy(), problem.classes
-    counts = np.stack([np.bincount(numbers[share.numpy()], minlength=len(classes)) for share in setup.examples])
-    with directory.writing():
-        directory.save_classes(counts, classes)
-        classes_figure(directory.path / "classes.png", counts, classes, config)
+    return row_of(t, scores, {**played, **moved, "seconds": seconds, "elapsed_seconds": elapsed})

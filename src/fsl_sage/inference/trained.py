@@ -106,7 +106,8 @@ def _load(model: nn.Module, weights: Mapping[str, Tensor], config: Config, path:
 
 
 def _tied_to(model: nn.Module, names: Collection[str]) -> set[str]:
-    """Other names of the parameters that have these: a run keeps a tied weight under one of them."""
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    held = {id(parameters[name]) for name in names if name in parameters}
-    return {name for name, parameter in parameters.items() if id(parameter) in held}
+    """Other names of the weights and buffers that have these: a run keeps one that is tied under one of them."""
+    tensors: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
+    tensors |= model.named_buffers(remove_duplicate=False)
+    held = {id(tensors[name]) for name in names if name in tensors}
+    return {name for name, tensor in tensors.items() if id(tensor) in held}

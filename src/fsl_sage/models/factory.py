@@ -16,8 +16,8 @@ from fsl_sage.models.small_cnn import SmallCNN
 from fsl_sage.own_modules import import_own
 from fsl_sage.reading import read_json
 
-MODELS: dict[str, Callable[[int, int], nn.Module]] = {"resnet18": ResNet18, "small-cnn": SmallCNN}
-"""Each takes the number of classes and of image channels."""
+MODELS: dict[str, Callable[..., nn.Module]] = {"resnet18": ResNet18, "small-cnn": SmallCNN}
+"""Each is called with the number of `classes` and of image `channels`, as far as it has parameters of these names."""
 
 DEFAULT_CUT = {"resnet18": "layer2", "small-cnn": "block1"}
 """The last module of the client's part."""
@@ -39,11 +39,10 @@ def make_model(name: str, classes: int, image: tuple[int, int, int]) -> nn.Modul
     A factory is called with `classes` and `channels`, as far as it has parameters of these names.
     """
     check_model_name(name)
-    if name in MODELS:
-        return MODELS[name](classes, image[0])
-    if name.startswith("hf:"):
+    if name.startswith("hf:") and name not in MODELS:
         return _hugging_face(name.removeprefix("hf:"), classes, image)
-    return _own(name, {"classes": classes, "channels": image[0]})
+    factory = MODELS[name] if name in MODELS else import_own(name, "--model.name")
+    return _called(name, factory, {"classes": classes, "channels": image[0]})
 
 
 def usual_cut(name: str, model: nn.Module) -> str | None:
@@ -58,8 +57,7 @@ def usual_auxiliary(model: nn.Module) -> str:
     return LANGUAGE_AUXILIARY if is_language_model(model) else DEFAULT_AUXILIARY
 
 
-def _own(name: str, offered: dict[str, int]) -> nn.Module:
-    factory = import_own(name, "--model.name")
+def _called(name: str, factory: Any, offered: dict[str, int]) -> nn.Module:
     if not callable(factory):
         raise InputError(f"--model.name {name} is no class and no function: give one that makes a model.")
     wanted = inspect.signature(factory).parameters

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from fsl_sage.errors import InputError
 from fsl_sage.problems.base import Task
+from fsl_sage.reading import short
 
 BALANCED = "balanced"
 """Class weights that give every class the same weight in the training loss."""
@@ -104,9 +105,21 @@ def _share(part: float, whole: float) -> float | None:
 
 
 def logits_of(output: Any) -> Tensor:
-    """A model's output [B, classes], which Hugging Face models return with other things."""
-    logits: Tensor = output["logits"] if isinstance(output, Mapping) else getattr(output, "logits", output)
+    """A model's output [B, classes], at least in float32."""
+    logits = raw_logits_of(output)
     return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def raw_logits_of(output: Any) -> Tensor:
+    """A model's output [B, classes], which Hugging Face models return with other things."""
+    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", output)
+    if not isinstance(logits, Tensor):
+        holds = f" with {short(', '.join(map(str, output)), 60)}" if isinstance(output, Mapping) else ""
+        raise InputError(
+            f"The model gives a {type(output).__name__}{holds} for a batch, where a number for each class is needed: "
+            "let it return the logits alone, a tensor [B, classes]."
+        )
+    return logits
 
 
 def class_weights(given: str | None, labels: Tensor, classes: int) -> Tensor | None:

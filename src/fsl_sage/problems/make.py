@@ -16,6 +16,7 @@ from fsl_sage.problems.images.images import ImageTerms
 from fsl_sage.problems.images.problem import ImageProblem, image_shapes, known_image_sizes, load_image_problem
 from fsl_sage.problems.images.sources import check_image_name
 from fsl_sage.problems.score import Score
+from fsl_sage.problems.tensors import TensorProblem
 from fsl_sage.problems.texts.labelled import LabelledTextProblem
 from fsl_sage.problems.texts.problem import TextProblem
 from fsl_sage.problems.texts.sources import defaults_of_texts, kind_of_texts, known_texts, load_texts
@@ -84,6 +85,8 @@ def _own_problem(config: Config) -> Problem:
     else:
         _refuse_unread(config)
         problem = factory()
+        if isinstance(problem, TensorProblem):
+            problem.refuse_unread(config)
     if not isinstance(problem, Problem):
         raise InputError(f"--data.name {name} gave a {type(problem).__name__}; it must give a fsl_sage.Problem.")
     problem.check(config)

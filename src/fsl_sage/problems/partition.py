@@ -15,12 +15,22 @@ def client_sizes(examples: int, clients: int) -> list[int]:
     """How many images each client holds: equal up to one, the first clients have the extra one."""
     if clients < 1:
         raise InputError(f"{clients} clients were asked for: there must be at least one")
+    if examples < 2:
+        raise InputError(f"{_training_examples(examples)} too few: each client needs two. Give more training data.")
     if examples < 2 * clients:
         raise InputError(
-            f"{examples} training examples are too few for {clients} clients, each needs two: use at most "
-            f"{examples // 2} clients."
+            f"{_training_examples(examples)} too few for {_clients(clients)}, each needs two: use at most "
+            f"{_clients(examples // 2)}."
         )
     return _even(examples, clients)
+
+
+def _training_examples(count: int) -> str:
+    return "1 training example is" if count == 1 else f"{count} training examples are"
+
+
+def _clients(count: int) -> str:
+    return "1 client" if count == 1 else f"{count} clients"
 
 
 def partition(

@@ -203,10 +203,11 @@ def _cut(config: Config, problem: Problem, model: nn.Module, example: Any) -> st
         return first, second
     cut = config.model.cut or problem.usual_cut(config, model)
     if cut is None:
-        names = Analysis(model, example).cut_names
+        analysis = Analysis(model, example)
+        names = analysis.cut_names
         cut = end_of_first_block(model, names)
         if not names:
-            raise InputError(f"{config.model.name} cannot be cut anywhere: its parameters are all in one module.")
+            raise InputError(f"{config.model.name} cannot be cut anywhere: {analysis.why_nowhere()}.")
         if cut is None:
             raise InputError(
                 f"{config.model.name} has no usual cut: give --model.cut, such as {', '.join(names[:SHOWN])}; "

@@ -6,6 +6,19 @@ from typing import Any
 
 from fsl_sage.errors import InputError
 
+RECORDED = (
+    *("round", "theory", "cohort", "missing", "failures", "rejected", "seconds", "elapsed_seconds"),
+    *("train_loss", "auxiliary_loss", "aligned", "alignment_skipped", "codec_memory_bytes"),
+    *("fidelity_cosine", "fidelity_nmse", "fidelity_cosine_seen", "fidelity_nmse_seen"),
+    *("fidelity_parameters_cosine", "fidelity_parameters_cosine_true"),
+    *("bytes_paper", "bytes_total", "bytes_whole_models"),
+    *("client_static_bytes", "client_working_bytes", "client_step_flops"),
+    *("server_static_bytes", "server_working_bytes", "server_step_flops"),
+)
+"""What every run records of a round itself, by the names of docs/metrics.md: no task may give a metric such a name."""
+LONGEST_NAME = 100
+"""Letters. A file is named after the score, and file systems take 255 bytes."""
+
 
 @dataclass(frozen=True)
 class Score:
@@ -23,6 +36,24 @@ class Score:
             raise InputError(
                 f"Score({self.name!r:.60}, {self.higher_is_better!r:.20}, {self.percent!r:.20}) is not possible: give "
                 "a name, and whether higher is better and whether it is a fraction, as True or False."
+            )
+        self._check_name()
+
+    def _check_name(self) -> None:
+        """Refuse a name that no column and no file can have, or that something else has."""
+        given = f"Score({self.name!r:.60}) is not possible"
+        if len(self.name) > LONGEST_NAME or not self.name.isprintable() or self.name != self.name.strip():
+            raise InputError(
+                f"{given}: give a name of at most {LONGEST_NAME} letters, in one line and without spaces at its ends."
+            )
+        if self.name in RECORDED or self.name.endswith("_recalibrated"):
+            raise InputError(
+                f"{given}: every run records a metric of its own under this name. Give another one, such as test_error."
+            )
+        if self.short in ("classes", "theory") or self.name.startswith("test_class_"):
+            raise InputError(
+                f"{given}: a run writes {self.short.replace(' ', '_')} of its own under this name. Give another one, "
+                "such as test_error."
             )
 
     @property

@@ -1,5 +1,6 @@
 """A problem of tensors in memory: regression, several labels at once, segmentation, whatever is not built in."""
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -7,15 +8,18 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fsl_sage.config import Config
 from fsl_sage.devices import moved
-from fsl_sage.errors import InputError
-from fsl_sage.precision import dtype_of
+from fsl_sage.errors import InputError, described, sentence
+from fsl_sage.precision import dtype_of, with_precision
 from fsl_sage.problems.base import Batch, Problem, Task
 from fsl_sage.problems.score import Score
 from fsl_sage.reading import short
 
+MOST_TRIED = 10**8
+"""Numbers in a model that is tried on two examples: the trial takes a copy of it."""
 TEST_BATCH = 256  # fixed, so that the scores have the same bits whatever the number of workers
 
 Pair = tuple[Tensor, Tensor]
@@ -52,22 +56,47 @@ class TensorProblem(Problem):
         classes: tuple[str, ...] = (),
     ) -> None:
         self.train, self.test = _pair(train, "training"), _pair(test, "test")
+        _refuse_other_shapes(self.train[0], self.test[0])
         if isinstance(model, nn.Module) or not callable(model):
             raise InputError(
                 f"The model of a TensorProblem is a {type(model).__name__}: give a function or a class that makes it."
             )
+        for what, given in (("loss", loss), ("metric", metric)):
+            if not callable(given):
+                raise InputError(
+                    f"The {what} of a TensorProblem is {short(given, 40)}: give a function of the model's output and "
+                    "the targets of a batch."
+                )
         if not isinstance(score, Score):
             raise InputError(f"The score of a TensorProblem is {short(score)}: give a fsl_sage.Score.")
+        if score.name == "test_loss":
+            raise InputError(
+                "The score of a TensorProblem is called test_loss, as the mean of its loss over the test set: give its "
+                "metric another name, such as test_error."
+            )
         self.score, self.classes = score, classes
         name = getattr(model, "__name__", "<lambda>")
         self.model_name = "own model" if name == "<lambda>" else name
         self._model, self._loss, self._metric, self._cut = model, loss, metric, cut
-        self._labels = None if labels is None else torch.as_tensor(labels)
+        self._labels = None if labels is None else _as_tensor(labels, "labels")
 
     @classmethod
     def check(cls, config: Config) -> None:
         """As of every problem, but which target makes sense is known when the score is."""
         super().check(replace(config, target_accuracy=None))
+
+    def named(self, config: Config) -> Config:
+        """As of every problem. Options that cannot reach the loss are refused: it was made without them."""
+        self.refuse_unread(config)
+        return super().named(config)
+
+    def refuse_unread(self, config: Config) -> None:
+        """Refuse options of the loss: it is the user's own, and was made without the configuration."""
+        if (smoothing := config.optimizer.label_smoothing) is not None:
+            raise InputError(
+                f"--optimizer.label-smoothing {smoothing:g} has no effect: {self.name} has a loss of its own, which is "
+                "made without it. A function MODULE:FACTORY that takes `config` may read it."
+            )
 
     @property
     def examples(self) -> int:
@@ -79,8 +108,28 @@ class TensorProblem(Problem):
         return self._labels
 
     def make_model(self, config: Config) -> nn.Module:
-        """What `model` makes."""
-        return self._model()
+        """What `model` makes, tried on two test examples."""
+        model = self._model()
+        if isinstance(model, nn.Module) and torch.get_default_device().type != "meta":
+            self._try(model)
+        return model
+
+    def _try(self, model: nn.Module) -> None:
+        """Refuse a model, a loss or a metric that would fail when the first round is over and evaluated."""
+        tensors = [*model.parameters(), *model.buffers()]
+        if any(map(is_lazy, tensors)) or sum(tensor.numel() for tensor in tensors) > MOST_TRIED:
+            return
+        x, y = (_precise(tensor[:2].cpu().clone(), Config()) for tensor in self.test)
+        task = TensorTask((), (x, y), self._loss, self._metric, self.score.name, torch.device("cpu"))
+        try:
+            tried = with_precision(copy.deepcopy(model).eval(), torch.float32)
+        except (RuntimeError, TypeError):  # which is refused where the model is cut
+            return
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            usual = [len(x), *self.train[0].shape[1:]]
+            other = "" if usual == [*x.shape] else f", where the training inputs are {usual}"
+            output = _called(f"model fails on test inputs of {list(x.shape)}{other}", lambda: tried(x))
+            _called("metric or the loss fails on two test examples", lambda: task.score(output, {"y": y}))
 
     def usual_cut(self, config: Config, model: nn.Module) -> str | None:
         """As it was given."""
@@ -155,9 +204,10 @@ class TensorTask(Task):
         """Sums of the score and of the loss."""
         count = len(target["y"])
         values = self._metric(output, target["y"])
-        if values.shape != (count,):
+        if not isinstance(values, Tensor) or values.shape != (count,):
+            given = list(values.shape) if isinstance(values, Tensor) else f"a {type(values).__name__}"
             raise InputError(
-                f"The metric gave {list(values.shape)} for {count} examples: it must give one number each."
+                f"The metric gave {given} for {count} examples: it must give one number each, a tensor [B]."
             )
         loss = self.loss(output, target).item() * count
         return {"score": values.cpu().double().sum().item(), "loss": loss, "count": count}
@@ -174,8 +224,12 @@ def _pair(given: Any, kind: str) -> Pair:
     """Inputs and targets as tensors; refused if they do not belong together or if numbers are missing."""
     if not isinstance(given, tuple | list) or len(given) != 2:
         raise InputError(f"The {kind} data of a TensorProblem are a {type(given).__name__}: give (inputs, targets).")
-    x, y = (torch.as_tensor(each) if isinstance(each, np.ndarray) else each for each in given)
-    for what, tensor in (("inputs", x), ("targets", y)):
+    names = ("inputs", "targets")
+    x, y = (
+        _as_tensor(each, f"{kind} {what}") if isinstance(each, np.ndarray | Tensor) else each
+        for what, each in zip(names, given, strict=True)
+    )
+    for what, tensor in zip(names, (x, y), strict=True):
         if not isinstance(tensor, Tensor) or not tensor.dim():
             raise InputError(
                 f"The {kind} {what} of a TensorProblem are a {type(tensor).__name__}: give a tensor or array [N, …]."
@@ -185,6 +239,38 @@ def _pair(given: Any, kind: str) -> Pair:
     if len(x) != len(y) or not len(x):
         raise InputError(f"There are {len(x)} {kind} inputs and {len(y)} targets: give one for each.")
     return x, y
+
+
+def _as_tensor(given: Any, what: str) -> Tensor:
+    """Numbers as a tensor without a graph."""
+    try:
+        tensor = torch.as_tensor(given).detach()
+    except (TypeError, ValueError):
+        kind = f"an array of {given.dtype}" if isinstance(given, np.ndarray) else f"a {type(given).__name__}"
+        raise InputError(f"The {what} of a TensorProblem are {kind}: give numbers, a tensor or an array.") from None
+    if tensor.layout != torch.strided or tensor.is_nested:
+        raise InputError(f"The {what} of a TensorProblem are a sparse or nested tensor: give a dense one.")
+    return tensor
+
+
+def _refuse_other_shapes(train: Tensor, test: Tensor) -> None:
+    """Refuse test inputs that are no rows of the training inputs' table. Images may have other sizes."""
+    same_table = train.ndim > 2 or train.shape[1:] == test.shape[1:]
+    if train.ndim != test.ndim or not same_table:
+        raise InputError(
+            f"The test inputs of a TensorProblem are {list(test.shape)} and the training inputs {list(train.shape)}: "
+            "one model takes both, so give them the same shape but for their number."
+        )
+
+
+def _called(fault: str, call: Callable[[], Any]) -> Any:
+    """What the user's code gives; what it raises is said."""
+    try:
+        return call()
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(sentence(f"The {fault}: {described(error)}")) from error
 
 
 def _precise(tensor: Tensor, config: Config) -> Tensor:

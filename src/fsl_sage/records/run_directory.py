@@ -357,9 +357,12 @@ class RunDirectory:
                 "into files of their own; else a run with fewer --clients is needed."
             ) from None
 
-    def finish(self, model: Mapping[str, Tensor], result: Mapping[str, Any], *, keep_checkpoint: bool) -> None:
-        """The final model and how the run ended; then the clients' states go."""
+    def save_model(self, model: Mapping[str, Tensor]) -> None:
+        """The final model."""
         save_tensors(self.model_file, model)
+
+    def finish(self, result: Mapping[str, Any], *, keep_checkpoint: bool) -> None:
+        """How the run ended, when all else is written; then the clients' states go."""
         write_json(self.result_file, result)
         self.forget_failure()  # of another process, that tried to play it too
         if not keep_checkpoint:

@@ -15,6 +15,7 @@ from fsl_sage.models.norm import in_training, without_trace
 from fsl_sage.problems.base import Batch
 from fsl_sage.problems.batches import batch_indices, batch_sizes
 from fsl_sage.roles.corrections import copies_kept, follow_controls, pull
+from fsl_sage.roles.extra import kept
 from fsl_sage.roles.footprint import Footprint, Meter, held_by, static_bytes
 from fsl_sage.roles.protocols import ClientRole, Parts
 from fsl_sage.roles.replica import Replica
@@ -327,7 +328,7 @@ class Client(ClientRole):
 
     def state(self, averaged: tuple[str, ...]) -> Tensors:
         """What this client keeps for its next round besides the averaged weights, as one flat dict."""
-        state = {f"extra/{name}": tensor for name, tensor in self.extra.items()}
+        state = {f"extra/{name}": tensor for name, tensor in kept(self.extra, "client").items()}
         for part, replica in self._parts.items():
             if self._settings.keeps_optimizer(averaged=part in self._averaged):
                 state |= {f"optimizer/{part}/{path}": tensor for path, tensor in replica.optimizer_state().items()}

@@ -10,6 +10,7 @@ from fsl_sage.config import AveragingConfig
 from fsl_sage.precision import wide
 from fsl_sage.roles import fed_opt
 from fsl_sage.roles.averaging import RULES, RunningMean, RunningSum, mean_of_optimizers
+from fsl_sage.roles.extra import kept
 from fsl_sage.roles.protocols import FServerRole, Parts, Update
 from fsl_sage.wire.message import CONTROL, OPTIMIZER_STATE, Tensors
 from fsl_sage.wire.paths import below, flat, grouped
@@ -109,7 +110,9 @@ class FServer(FServerRole):
 
     def state(self) -> Tensors:
         """A flat dict for a checkpoint."""
-        return flat(self.weights, "weights/") | flat({"extra": self.extra}) | flat(self.sends, "sends/")
+        return (
+            flat(self.weights, "weights/") | flat({"extra": kept(self.extra, "f_server")}) | flat(self.sends, "sends/")
+        )
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `state` returned."""

@@ -13,6 +13,7 @@ from fsl_sage.alignment.passes import Smash, gradients_of
 from fsl_sage.models.norm import in_training, without_trace
 from fsl_sage.roles.auxiliaries import Auxiliaries
 from fsl_sage.roles.copies import Copies, Loss
+from fsl_sage.roles.extra import kept
 from fsl_sage.roles.footprint import Footprint, Meter, held_by, static_bytes
 from fsl_sage.roles.protocols import Parts, SServerRole
 from fsl_sage.roles.replica import Replica
@@ -316,7 +317,11 @@ class SServer(SServerRole):
 
     def state(self) -> Tensors:
         """A flat dict for a checkpoint; between rounds."""
-        own = {"model": self._model.weights(), "optimizer": self._model.optimizer_state(), "extra": self.extra}
+        own = {
+            "model": self._model.weights(),
+            "optimizer": self._model.optimizer_state(),
+            "extra": kept(self.extra, "server"),
+        }
         copies = {str(client): tensors for client, tensors in self._copies.optimizers.items()}
         return flat(own) | flat(copies, "copies/") | self.auxiliaries.state()
 

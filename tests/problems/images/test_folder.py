@@ -134,6 +134,8 @@ def spoil(tmp_path, what):
     bad = tmp_path / "train" / "red" / "0.jpg"
     if what == "empty":
         (tmp_path / "train" / "yellow").mkdir()
+    elif what == "deeper":
+        picture(tmp_path / "train" / "yellow" / "batch1" / "0.png", 0)
     elif what == "cut":
         bad.write_bytes(bad.read_bytes()[:200])
     elif what == "text":
@@ -160,6 +162,7 @@ def spoil(tmp_path, what):
     ("what", "said"),
     [
         ("empty", "train/yellow is empty: put pictures of the class there"),
+        ("deeper", "train/yellow has no pictures but the folder batch1, and folders in a class folder are not read"),
         ("cut", "train/red/0.jpg is not a readable JPEG or PNG"),
         ("text", "train/red/0.jpg is not a readable JPEG or PNG"),
         ("gif", "train/red/0.jpg is not a readable JPEG or PNG"),

@@ -31,6 +31,13 @@ def test_a_file_is_divided_and_a_folder_is_not(tmp_path):
     assert jsonl_kind(tmp_path / "both") == "labels"
 
 
+def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path):
+    """Editors on Windows write it before the first line."""
+    plain, marked = write(tmp_path / "plain.jsonl", labelled(20)), tmp_path / "marked.jsonl"
+    marked.write_bytes(b"\xef\xbb\xbf" + plain.read_bytes())
+    assert [row.text for row in read_jsonl(marked, 0.2).train] == [row.text for row in read_jsonl(plain, 0.2).train]
+
+
 def test_labels_are_names_or_numbers(tmp_path):
     assert label_names(read_jsonl(write(tmp_path / "a.jsonl", labelled(20)), 0.2)) == ("bad", "good")
     assert label_names(read_jsonl(write(tmp_path / "b.jsonl", labelled(20, (1, 0, 2))), 0.2)) == ("0", "1", "2")

@@ -111,6 +111,11 @@ def _pictures(folder: Path, classes: Sequence[str], client: int = 0) -> list[Pic
     found = []
     for each in _subfolders(folder):
         files = sorted(file for file in each.iterdir() if file.is_file() and not file.name.startswith("."))
+        if not files and (deeper := _subfolders(each)):
+            raise InputError(
+                f"{each} has no pictures but the folder {deeper[0].name}, and folders in a class folder are not read: "
+                f"put the pictures into {each} itself."
+            )
         if not files:
             raise InputError(f"{each} is empty: put pictures of the class there, or remove the folder.")
         strange = [file for file in files if file.suffix.lower() not in SUFFIXES]

@@ -18,6 +18,7 @@ from fsl_sage.errors import InputError
 from fsl_sage.problems.sampling import subset
 from fsl_sage.problems.texts.texts import TextData, Texts
 from fsl_sage.problems.texts.tokens import encode, load_tokenizer
+from fsl_sage.reading import UTF_8
 
 FILES = {"training": "trainset.csv", "test": "testset_w_refs.csv", "dev": "devset.csv"}
 NEEDED = (FILES["training"], FILES["test"])
@@ -63,7 +64,7 @@ def read_rows(directory: Path | None, kind: str) -> list[Row]:
         )
     path = found / FILES[kind]
     try:
-        with open(path, newline="", encoding="utf-8") as file:
+        with open(path, newline="", encoding=UTF_8) as file:
             rows = [Row(line["mr"], line["ref"]) for line in csv.DictReader(file)]
     except FileNotFoundError:
         raise InputError(f"There is no {path}: put the official {path.name} there.") from None

@@ -12,7 +12,7 @@ from fsl_sage.config import Config
 from fsl_sage.errors import InputError
 from fsl_sage.problems.sampling import stratified_indices, subset
 from fsl_sage.problems.saved import open_saved
-from fsl_sage.reading import short
+from fsl_sage.reading import UTF_8, short
 from fsl_sage.seeding import numpy_generator
 
 Kind = Literal["prompts", "labels"]
@@ -155,7 +155,7 @@ def _lines(file: Path) -> Any:
     """The kind of the file and its rows, one by one."""
     kind: Kind | None = None
     try:
-        with open(file, encoding="utf-8") as lines:
+        with open(file, encoding=UTF_8) as lines:
             # So much at a time: a file may be one line of gigabytes.
             for number, line in enumerate(iter(lambda: lines.readline(LONGEST_LINE + 1), ""), start=1):
                 if line.strip():

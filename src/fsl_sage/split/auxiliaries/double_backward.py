@@ -12,7 +12,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from fsl_sage.models.attention import twice_differentiable_attention
 from fsl_sage.split.auxiliaries.rehearsal import rehearse
-from fsl_sage.split.errors import SplitError
+from fsl_sage.split.errors import SplitError, without_tensor
 from fsl_sage.split.parts.gates import Boundary
 from fsl_sage.split.parts.part import Split
 from fsl_sage.split.trace.skeleton import tensor_leaves
@@ -35,7 +35,10 @@ def _without_double_backward(made: nn.Module, split: Split) -> list[str]:
         boundary = Boundary(tensors).detached()
         smashed = [tensor for tensor in boundary.tensors if tensor.requires_grad]
         with torch.enable_grad(), twice_differentiable_attention():
-            outputs = [t for t in tensor_leaves(_as_aligned(module, boundary)) if t.requires_grad]
+            output = _as_aligned(module, boundary)
+            outputs = [tensor for tensor in tensor_leaves(output) if tensor.requires_grad]
+            if not outputs:
+                raise without_tensor(output)
             loss = torch.stack([output.square().mean() for output in outputs]).sum()
             found = torch.autograd.grad(loss, smashed, create_graph=True, allow_unused=True)
             gradients = [gradient for gradient in found if gradient is not None]

@@ -25,6 +25,8 @@ T = TypeVar("T")
 MakeTensor = Callable[[Tensor], Tensor]
 Tied = Literal["refuse", "untie"]
 PARTS = ("client", "server", "head")
+_NO_PARAMETERS = "no parameters come"
+_ELSEWHERE = ", or cut elsewhere"
 LARGE = 2**28
 """Bytes of parameters and buffers."""
 
@@ -209,9 +211,9 @@ class Analysis:
             return "what it returns does not carry the input on to the output"
         held = [self.parameters & names for names in self._used_by([cut])]
         if not held[0]:
-            return "no parameters come before it"
+            return f"{_NO_PARAMETERS} before it"
         if not held[1]:
-            return "no parameters come after it"
+            return f"{_NO_PARAMETERS} after it"
         shared = [name for name in self.tensors if name in held[0] & held[1] and self.tensors[name].requires_grad]
         return _of_both_sides(shared) if shared else None
 
@@ -223,6 +225,17 @@ class Analysis:
             if len(leaves) > sent.leaf and leaves[sent.leaf].dtype.is_complex:
                 return True
         return False
+
+    def why_nowhere(self) -> str:
+        """Of a model that cannot be cut anywhere the reason, as the end of a sentence."""
+        names = dict.fromkeys(call.name for call in self.traces[0].calls[1:])
+        obstacles = {name: obstacle for name in names if (obstacle := self._obstacle(name)) is not None}
+        telling = {name: obstacle for name, obstacle in obstacles.items() if not obstacle.startswith(_NO_PARAMETERS)}
+        if not telling:
+            return "its parameters are all in one module"
+        # A weight that is used on both sides is what may be changed soonest.
+        name = next((name for name, obstacle in telling.items() if "on both sides" in obstacle), next(iter(telling)))
+        return f"at '{name}', for instance, {telling[name].removesuffix(_ELSEWHERE)}"
 
     def advice(self) -> str:
         """The cuts that work, as the end of a sentence."""
@@ -352,7 +365,7 @@ def _of_both_sides(shared: list[str]) -> str:
     is_used, them = ("is", "it") if len(shared) == 1 else (f"and {len(shared) - 1} others are", "them")
     return (
         f"the parameter '{shared[0]}' {is_used} used on both sides; freeze {them} (in a run: --model.frozen "
-        f"{holders}), or cut elsewhere"
+        f"{holders}){_ELSEWHERE}"
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from fsl_sage.split.errors import SplitError
@@ -28,7 +29,9 @@ def skeleton(model: nn.Module, tensor: Callable[[Tensor], Tensor] = lambda tenso
     What is tied in the model stays tied in the copy. Encoders of torch run without nested tensors, which do not tell
     their sizes; padded positions then have numbers that nobody should read, instead of none.
     """
-    memo = {id(original): tensor(original) for original in named_tensors(model).values()}
+    originals = named_tensors(model)
+    _refuse_lazy(originals)
+    memo = {id(original): tensor(original) for original in originals.values()}
     # deepcopy asks the memo before it copies; the list keeps the originals' ids from being reused meanwhile.
     try:
         copied = copy.deepcopy(model, memo)
@@ -41,6 +44,15 @@ def skeleton(model: nn.Module, tensor: Callable[[Tensor], Tensor] = lambda tenso
         if isinstance(module, nn.TransformerEncoder):
             module.use_nested_tensor = False
     return copied
+
+
+def _refuse_lazy(tensors: Mapping[str, Tensor]) -> None:
+    lazy = next((name for name, tensor in tensors.items() if is_lazy(tensor)), None)
+    if lazy is not None:
+        raise SplitError(
+            f"the model's '{lazy}' has no shape yet, as in torch's lazy modules: let what makes the model run one "
+            "example through it before it returns it"
+        )
 
 
 def holder_and_attribute(model: nn.Module, name: str) -> tuple[nn.Module, str]:
