@@ -33,7 +33,7 @@ def moves_generators(parts: Sequence[nn.Module], example: Any, device: torch.dev
     def states() -> list[Tensor]:
         return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
-    with _in_training(parts, device):
+    with _in_training(parts), _without_trace(parts, device):
         before = states()
         try:
             _output(parts, example)
@@ -49,43 +49,62 @@ def hidden_state(parts: Sequence[nn.Module], example: Any, device: torch.device)
     Found are buffers that are not saved or are exchanged for others, and plain numbers of modules on which a second
     pass from the same state depends. Nothing is changed by it.
     """
-    numbers = _numbers(parts)
-    with _in_training(parts, device):
-        buffers = {place: (x, x.clone()) for place, x in _buffers(parts)}
-        saved = {(child, key) for child, key in buffers if key not in child._non_persistent_buffers_set}
-        try:
-            first = _output(parts, example)
-        except Exception:
-            return None  # training will say it
-        now = dict(_buffers(parts))
-        for place, (x, value) in buffers.items():
-            if place in saved and now.get(place) is not x:
-                return f"'{place[1]}' of {_name(place[0])} is exchanged for another tensor: change it in place"
-            if place not in saved and not _same(now.get(place), value):
-                return f"'{place[1]}' of {_name(place[0])} is a buffer that is not saved: register it as persistent"
-    moved = [place for place, value in _numbers(parts).items() if numbers.get(place, value) != value]
-    with _in_training(parts, device):
-        second = _output(parts, example)
-    for child, name in moved:
-        setattr(child, name, numbers[child, name])
-    if moved and not all(map(_same, _tensors(second), _tensors(first))):
-        child, name = moved[0]
-        return f"'{name}' of {_name(child)} is a plain number: make it a buffer, and change that in place"
+    before = _numbers(parts)
+    with _in_training(parts):
+        with _without_trace(parts, device):
+            buffers = {place: (x, x.clone()) for place, x in _buffers(parts)}
+            try:
+                first = _output(parts, example)
+            except Exception:
+                return None  # training will say it
+            if (found := _lost(buffers, dict(_buffers(parts)))) is not None:
+                return found
+        moved = [place for place, value in _numbers(parts).items() if before.get(place, value) != value]
+        with _without_trace(parts, device):
+            second = _output(parts, example) if moved else first
+    if all(map(_same, _tensors(second), _tensors(first))):
+        return None
+    child, name = moved[0]
+    return f"'{name}' of {_name(child)} is a plain number: make it a buffer, and change that in place"
+
+
+def _lost(before: Mapping[Place, tuple[Tensor, Tensor]], now: Mapping[Place, Tensor]) -> str | None:
+    """A buffer whose change no replica would have; `before` has the buffers, and copies of them."""
+    for (child, key), (x, value) in before.items():
+        found = now.get((child, key))
+        if _same(found, value):
+            continue
+        if key in child._non_persistent_buffers_set:
+            return f"'{key}' of {_name(child)} is a buffer that is not saved: register it as persistent"
+        if found is not x:
+            return f"'{key}' of {_name(child)} is exchanged for another tensor: change it in place"
     return None
 
 
 @contextmanager
-def _in_training(parts: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
-    """The parts in training mode. Buffers, modes and generators are as before afterwards."""
+def _in_training(parts: Sequence[nn.Module]) -> Iterator[None]:
+    """The parts in training mode. Modes and plain numbers are as before afterwards."""
     modes = {module: module.training for part in parts for module in part.modules()}
+    numbers = _numbers(parts)
+    try:
+        for part in parts:
+            part.train()
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+        for (child, name), value in _numbers(parts).items():
+            if (before := numbers.get((child, name), value)) != value:
+                setattr(child, name, before)
+
+
+@contextmanager
+def _without_trace(parts: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
+    """Buffers and generators are as before afterwards."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), ExitStack() as stack:
         for part in parts:
-            stack.enter_context(without_trace(part.train()))
-        try:
-            yield
-        finally:
-            for module, training in modes.items():
-                module.training = training
+            stack.enter_context(without_trace(part))
+        yield
 
 
 def _output(parts: Sequence[nn.Module], example: Any) -> Any:
