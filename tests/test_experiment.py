@@ -145,13 +145,18 @@ def test_resume_is_exact(tiny, finished, algorithm, every, monkeypatch):
     "changes",
     [
         {"align_at": "start", "alignment": {"scope": "client", "optimizer_state": "kept"}},
-        {"local_auxiliary": True, "alignment": {"optimizer_state": "kept"}},
+        pytest.param({"local_auxiliary": True, "alignment": {"optimizer_state": "kept"}}, marks=pytest.mark.slow),
         {"align_rounds": [1, 3], "model": {"recalibrate": True}, "precision": "float64"},
-        {"model": {"name": "tests.test_experiment:channels_last", "cut": "second"}},
-        {"algorithm": "local-loss", "local_steps": 2},
-        {"algorithm": "heron-sfl", "local_steps": 2},
-        {"model": {"auxiliary": "ridge:9"}, "hold": 0.5, "align_every": 3, "parameter_fidelity": 2},
-        {"alignment": {"loss": "cosine", "scope": "client"}},
+        pytest.param(
+            {"model": {"name": "tests.test_experiment:channels_last", "cut": "second"}}, marks=pytest.mark.slow
+        ),
+        pytest.param({"algorithm": "local-loss", "local_steps": 2}, marks=pytest.mark.slow),
+        pytest.param({"algorithm": "heron-sfl", "local_steps": 2}, marks=pytest.mark.slow),
+        pytest.param(
+            {"model": {"auxiliary": "ridge:9"}, "hold": 0.5, "align_every": 3, "parameter_fidelity": 2},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param({"alignment": {"loss": "cosine", "scope": "client"}}, marks=pytest.mark.slow),
         {"clients": 7, "clients_at_once": 2, "client_optimizer": "reset"},
     ],
     ids=[

@@ -46,7 +46,10 @@ def texts(tiny: Tiny, tmp_path: Path) -> Tiny:
     return make
 
 
-@pytest.mark.parametrize("algorithm", [*FOUR, "splitfed-ms"])
+@pytest.mark.parametrize(
+    "algorithm",
+    [name if name == "fsl-sage" else pytest.param(name, marks=pytest.mark.slow) for name in (*FOUR, "splitfed-ms")],
+)
 def test_a_run_learns_and_its_cost_was_known(texts: Tiny, algorithm: str) -> None:
     config = texts(algorithm=algorithm, rounds=3, optimizer={"lr": 1e-2})
     foreseen = run_cost(config)
@@ -65,6 +68,7 @@ ESTIMATORS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_estimators_learn_resume_exactly_and_their_cost_was_known(texts: Tiny, estimator: str) -> None:
     """Interrupted after round 1; the run that goes on has the bits of one that was not."""
@@ -140,6 +144,7 @@ def test_a_resumed_run_is_the_run_that_never_stopped(texts: Tiny, tmp_path: Path
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
+@pytest.mark.slow
 def test_workers_and_partitions_by_restaurant(texts: Tiny) -> None:
     one = run(texts(workers=1, data={"partition": "restaurant"})).metrics
     two = run(texts(workers=2, data={"partition": "restaurant"})).metrics

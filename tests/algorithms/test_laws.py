@@ -183,7 +183,13 @@ def test_warm_start_trains_auxiliaries_in_round_0(tiny):
     assert warm.metrics[1]["test_loss"] != cse.metrics[1]["test_loss"]
 
 
-@pytest.mark.parametrize("algorithm", ["fsl-sage", "cse-fsl", "splitfed-ms", "splitfed-ss", "fedavg"])
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        "fsl-sage",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("cse-fsl", "splitfed-ms", "splitfed-ss", "fedavg")),
+    ],
+)
 def test_each_algorithm_learns_from_real_images(tiny, algorithm):
     config = tiny(
         algorithm=algorithm,

@@ -104,6 +104,7 @@ def test_language_models_give_the_bits_of_the_local_engine(tmp_path: Path, chang
     assert all(peak["processes"] == 2 and peak["peak_memory_bytes"] > 10**7 for peak in peaks)
 
 
+@pytest.mark.slow
 def test_texts_with_labels_give_the_bits_of_the_local_engine(tmp_path: Path) -> None:
     model, texts = save_bert(tmp_path / "bert"), save_texts(tmp_path / "texts.jsonl", 60)
     values = {

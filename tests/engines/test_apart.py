@@ -47,9 +47,13 @@ def slow_first_client(monkeypatch):
     monkeypatch.setattr(HostedServer, "exchange", slowly)
 
 
-@pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
-def test_clients_by_themselves_change_no_bit(tiny, monkeypatch, slow_first_client, changes):
+QUICK = ("optimizers that are kept", "float64, whose sums depend on their order", "one after the other")
+
+
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CHANGES])
+def test_clients_by_themselves_change_no_bit(tiny, monkeypatch, slow_first_client, name):
     """Where a client may fail, no copy is folded: there the clients go step by step together."""
+    changes = CHANGES[name]
     together = tiny(**UNEQUAL, **changes, on_client_failure="drop", keep_checkpoint=True)
     run(together)
     held = []

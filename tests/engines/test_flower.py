@@ -232,9 +232,10 @@ def billed(deployment, way):
     "changes",
     [
         {},
-        {"align_rounds": [3]},  # no auxiliary waits for the client: it gets its first one again
+        # No auxiliary waits for the client: it gets its first one again.
+        pytest.param({"align_rounds": [3]}, marks=pytest.mark.slow),
         {"codec": CODECS},
-        {"algorithm": "cse-fsl", "codec": {"preset": "small", "weights": "fp16"}},
+        pytest.param({"algorithm": "cse-fsl", "codec": {"preset": "small", "weights": "fp16"}}, marks=pytest.mark.slow),
     ],
     ids=["plain", "aligned late", "codecs", "fp16"],
 )
@@ -350,7 +351,9 @@ def final_weights(deployment):
     return {client: load_tensors(deployment.state(client).model_file)[0] for client in range(deployment.config.clients)}
 
 
-@pytest.mark.parametrize("changes", [{}, {"codec": CODECS}], ids=["plain", "codecs"])
+@pytest.mark.parametrize(
+    "changes", [{}, pytest.param({"codec": CODECS}, marks=pytest.mark.slow)], ids=["plain", "codecs"]
+)
 def test_a_server_killed_at_the_end_brings_the_sites_their_final_weights_by_the_same_command(
     deploy, monkeypatch, capsys, tmp_path, changes
 ):

@@ -120,6 +120,7 @@ def test_the_page_of_a_grid_is_drawn_and_its_controls_work(tmp_path):
         assert page.problems == []
 
 
+@pytest.mark.slow
 @pytest.mark.drawn
 @needs_chromium
 def test_the_page_of_one_run_is_drawn(tmp_path):

@@ -9,7 +9,7 @@ from fsl_sage.split import Analysis, Split
 from tests.split.families import FAMILIES
 from tests.split.steps import assert_same_bits, split_step, whole_step
 
-MANY_LAYERS = {"resnet18", "mobilenet_v2", "efficientnet"}
+MANY_LAYERS = {"resnet18", "mobilenet_v2", "efficientnet", "regnet", "convnext", "swin"}
 WHOLE = [pytest.param(name, marks=[pytest.mark.slow] if name in MANY_LAYERS else []) for name in FAMILIES]
 
 

@@ -172,7 +172,11 @@ def shapes_of(state: dict[str, Tensor]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("spec", ["blocks:1", "linear", "half", "full", "30%", 100_000])
 @pytest.mark.parametrize(
-    ("family", "stride"), [("small_cnn", 1), ("resnet18", 17), ("convnext", 4), ("gpt2", 4), ("llama_lora", 5)]
+    ("family", "stride"),
+    [
+        *(("small_cnn", 1), ("convnext", 4), ("gpt2", 4)),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("resnet18", 17), ("llama_lora", 5))),
+    ],
 )
 @pytest.mark.parametrize("meta", [False, True])
 def test_states_of_all_cuts_are_those_of_auxiliaries_that_are_built(
