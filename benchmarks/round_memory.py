@@ -8,7 +8,6 @@ after the other. Printed is the most resident memory of either process (Linux, m
 take, which both have; the ratio is ours over theirs.
 """
 
-import resource
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -19,12 +18,10 @@ from benchmarks.reference_work import UsualWay, plain
 from benchmarks.rounds import ALGORITHMS, Ours, config_for
 from benchmarks.timing import CONSOLE, Goal, note
 from fsl_sage.config import DataConfig
-from fsl_sage.engines.process import prepare_process
+from fsl_sage.engines.process import peak_memory, prepare_process
 from fsl_sage.experiment.setup import make_setup
 
 CLIENTS, BATCH, ROUNDS = 10, 256, 2
-UNIT = 1 if sys.platform == "darwin" else 1024
-"""Bytes of the system's figure."""
 
 
 def play(algorithm: str, side: str) -> int:
@@ -35,7 +32,7 @@ def play(algorithm: str, side: str) -> int:
     rounds = Ours(make_setup(config)) if side == "ours" else UsualWay(make_setup(plain(config)))
     for _ in range(ROUNDS):
         rounds.play()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * UNIT
+    return peak_memory()
 
 
 def peak(algorithm: str, side: str) -> int:
