@@ -9,7 +9,7 @@ from PIL import Image
 
 from fsl_sage import default_config, run
 from fsl_sage.config import from_dict, from_file
-from fsl_sage.errors import InputError
+from fsl_sage.errors import InputError, RunWarning
 from fsl_sage.problems import make_dry_problem, make_problem
 from fsl_sage.problems.images.sources import load_images
 from fsl_sage.records.run_directory import RunDirectory
@@ -136,6 +136,8 @@ def spoil(tmp_path, what):
         (tmp_path / "train" / "yellow").mkdir()
     elif what == "deeper":
         picture(tmp_path / "train" / "yellow" / "batch1" / "0.png", 0)
+    elif what == "half deeper":
+        picture(tmp_path / "train" / "red" / "batch1" / "0.png", 0)
     elif what == "cut":
         bad.write_bytes(bad.read_bytes()[:200])
     elif what == "text":
@@ -162,7 +164,8 @@ def spoil(tmp_path, what):
     ("what", "said"),
     [
         ("empty", "train/yellow is empty: put pictures of the class there"),
-        ("deeper", "train/yellow has no pictures but the folder batch1, and folders in a class folder are not read"),
+        ("deeper", "train/yellow has the folder batch1, and folders in a class folder are not read"),
+        ("half deeper", "train/red has the folder batch1, and folders in a class folder are not read"),
         ("cut", "train/red/0.jpg is not a readable JPEG or PNG"),
         ("text", "train/red/0.jpg is not a readable JPEG or PNG"),
         ("gif", "train/red/0.jpg is not a readable JPEG or PNG"),
@@ -177,6 +180,14 @@ def test_wrong_input_is_refused_with_the_file(tmp_path, what, said):
     with pytest.raises(InputError, match=said) as caught:
         load_images(spoil(tmp_path, what), image_size=8)
     assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize("train", ["train", "clients/0"])
+def test_folders_that_are_passed_over_are_told(tmp_path, train):
+    fill(tmp_path / train, 4)
+    fill(tmp_path / "val", 1)
+    with pytest.warns(RunWarning, match=f"{train.partition('/')[0]} and test are read, and not val: name the test"):
+        load_images(f"folder:{tmp_path}", image_size=8)
 
 
 def test_other_mistakes_are_refused(tmp_path):

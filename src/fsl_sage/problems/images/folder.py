@@ -9,11 +9,12 @@ Pictures of different sizes are scaled to one, their shorter side to its length,
 
 from collections.abc import Sequence
 from pathlib import Path
+from warnings import warn
 
 import torch
 
 from fsl_sage.config import Config, DataConfig
-from fsl_sage.errors import InputError
+from fsl_sage.errors import InputError, RunWarning
 from fsl_sage.problems.classification import refuse_unlearnt
 from fsl_sage.problems.images.images import ImageData, Images
 from fsl_sage.problems.images.npz import channel_moments, split_off
@@ -21,6 +22,8 @@ from fsl_sage.problems.images.pictures import Picture, common_form, decode
 from fsl_sage.reading import short
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
+ALIKE = ("val", "valid", "validation", "dev", "train")
+"""Folders in which others keep their pictures."""
 
 
 def read_folder(path: Path, test_fraction: float, side: int | None) -> ImageData:
@@ -32,6 +35,7 @@ def read_folder(path: Path, test_fraction: float, side: int | None) -> ImageData
         side: Pixels a side to which all are brought; None if they have one size already.
     """
     train_folders, test_folder = _layout(path)
+    _tell_unread(path, train_folders)
     classes = tuple(sorted({each.name for folder in train_folders for each in _subfolders(folder)}))
     if len(classes) < 2:
         raise InputError(f"{path} has {len(classes)} class folders: there must be a folder for each of two classes.")
@@ -90,6 +94,20 @@ def _layout(path: Path) -> tuple[list[Path], Path | None]:
     return [path], None
 
 
+def _tell_unread(path: Path, train_folders: Sequence[Path]) -> None:
+    """Warn of pictures beside the training set that are passed over."""
+    if train_folders == [path]:
+        return
+    train = train_folders[0].relative_to(path).parts[0]
+    unread = [name for name in ALIKE if name != train and (path / name).is_dir()]
+    if unread:
+        warn(
+            f"Of {path} the folders {train} and test are read, and not {unread[0]}: name the test set's folder test.",
+            RunWarning,
+            stacklevel=2,
+        )
+
+
 def _clients(path: Path) -> list[Path]:
     """The clients' folders: clients/0, clients/1 and so on."""
     found = {each.name: each for each in _subfolders(path / "clients")}
@@ -111,10 +129,10 @@ def _pictures(folder: Path, classes: Sequence[str], client: int = 0) -> list[Pic
     found = []
     for each in _subfolders(folder):
         files = sorted(file for file in each.iterdir() if file.is_file() and not file.name.startswith("."))
-        if not files and (deeper := _subfolders(each)):
+        if deeper := _subfolders(each):
             raise InputError(
-                f"{each} has no pictures but the folder {deeper[0].name}, and folders in a class folder are not read: "
-                f"put the pictures into {each} itself."
+                f"{each} has the folder {deeper[0].name}, and folders in a class folder are not read: put all pictures "
+                f"of the class into {each} itself."
             )
         if not files:
             raise InputError(f"{each} is empty: put pictures of the class there, or remove the folder.")
