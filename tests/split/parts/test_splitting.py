@@ -3,6 +3,7 @@
 import copy
 import json
 import pickle
+import re
 import threading
 from typing import Any
 
@@ -809,6 +810,20 @@ def test_a_model_that_cannot_be_copied_is_told() -> None:
 
     with pytest.raises(SplitError, match=r"the model cannot be copied: .* must not keep computed tensors"):
         split_model(Keeps(), "first", torch.ones(2, 4))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # the compiler itself calls some of it
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (torch.compile, "the model was compiled by torch.compile, so it cannot be cut: give it as it was before"),
+        (torch.jit.script, "the model was compiled by torch.jit"),
+        (lambda model: nn.Sequential(model[0], torch.compile(model[1])), "the model's module '1' was compiled"),
+    ],
+)
+def test_a_compiled_model_is_told(spoil, said) -> None:
+    with pytest.raises(SplitError, match=re.escape(said)):
+        split_model(spoil(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))), "0", torch.ones(2, 4))
 
 
 def test_the_weights_of_an_lstm_are_nothing_fixed() -> None:

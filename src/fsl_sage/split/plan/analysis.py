@@ -35,6 +35,7 @@ class Analysis:
     """The traces of a model: as it evaluates, as it trains on a larger batch, and on a shorter sequence."""
 
     def __init__(self, model: nn.Module, example: Any, private: Collection[str] = ()) -> None:
+        _refuse_compiled(model)
         self.inputs = Inputs.of(model, example, private)
         self.model = model
         self.tensors = named_tensors(model)
@@ -357,6 +358,16 @@ class Analysis:
                     )
                 untied.append(name)
         return tuple(untied)
+
+
+def _refuse_compiled(model: nn.Module) -> None:
+    """Refuse what torch has compiled: nobody calls its modules one by one any more, so it can be cut nowhere."""
+    for name, module in model.named_modules():
+        scripted = isinstance(module, torch.jit.ScriptModule)
+        if scripted or hasattr(module, "_orig_mod"):  # the class of the latter would import the compiler
+            what = f"the model's module '{name}'" if name else "the model"
+            by = "torch.jit" if scripted else "torch.compile"
+            raise SplitError(f"{what} was compiled by {by}, so it cannot be cut: give it as it was before")
 
 
 def _of_both_sides(shared: list[str]) -> str:
