@@ -99,9 +99,9 @@ def transformed(image: Tensor) -> Tensor:
 
 
 def settings(algorithm: str, batch_size: int) -> Config:
-    """Two clients with five steps each, the first of which is uploaded where not all are."""
-    config = config_for(algorithm, "resnet18", batch_size)
-    return replace(config, clients=2, data=DataConfig(train_images=2 * 5 * batch_size, test_images=100))
+    """A client with five steps, the first of which is uploaded where not all are; two take twice as long."""
+    config = config_for(algorithm, "resnet18", batch_size, clients=1)
+    return replace(config, data=DataConfig(train_images=5 * batch_size, test_images=100))
 
 
 def main(repeats: int = 2) -> None:

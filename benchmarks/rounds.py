@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from benchmarks.timing import CONSOLE, Goal, at_least, compare, note
+from benchmarks.timing import CONSOLE, Goal, at_least, compare, compare_cpu, note
 from fsl_sage.alignment.fidelity import CLIENTS, SAMPLES
 from fsl_sage.config import Config, DataConfig, GivenOptions, ModelConfig
 from fsl_sage.engines.base import Setup
@@ -25,17 +25,17 @@ from fsl_sage.seeding import generator
 ALGORITHMS = ("fsl-sage", "cse-fsl", "splitfed-ms", "splitfed-ss", "fedavg")
 
 
-def config_for(algorithm: str, model: str, batch_size: int = 64) -> Config:
-    """Four clients with eight steps each; no alignment, which is measured on its own."""
+def config_for(algorithm: str, model: str, batch_size: int = 64, clients: int = 4) -> Config:
+    """Clients with eight steps each; no alignment, which is measured on its own."""
     return Config(
         algorithm=algorithm,
-        clients=4,
+        clients=clients,
         rounds=1000,
         batch_size=batch_size,
         options=GivenOptions({"align_every": 1000}, of_several=True),
         workers=1,
         device="cpu",
-        data=DataConfig(train_images=4 * 8 * batch_size, test_images=100),
+        data=DataConfig(train_images=clients * 8 * batch_size, test_images=100),
         model=ModelConfig(name=model),
     )
 
@@ -179,15 +179,15 @@ class Ours:
         self.federation.engine.close()
 
 
-def main(repeats: int = 2, models: Sequence[str] = ("resnet18",)) -> None:
+def main(repeats: int = 3, models: Sequence[str] = ("resnet18",)) -> None:
     """A round of each algorithm against the bare loop."""
     torch.set_num_threads(1)
-    CONSOLE.print("\n[bold]A round against a bare PyTorch loop[/] (time over time; at most 1.10 for resnet18)")
+    CONSOLE.print("\n[bold]A round against a bare PyTorch loop[/] (processor time; at most 1.10 for resnet18)")
     for model in models:
         for algorithm in ALGORITHMS:
-            setup = make_setup(config_for(algorithm, model))
+            setup = make_setup(config_for(algorithm, model, clients=2))
             ours, bare = Ours(setup), Bare(setup)
-            ratio = compare(ours.play, bare.play, repeats)
+            ratio = compare_cpu(ours.play, bare.play, repeats)
             CONSOLE.print(f"  {model:<10} {algorithm:<12} {ratio}")
             goal = Goal(1.1) if model == "resnet18" else None
             note(f"a round of {algorithm} over a bare loop, {model}", ratio.median, goal)
@@ -199,12 +199,10 @@ def fidelity(repeats: int = 1) -> None:
     torch.set_num_threads(1)
     CONSOLE.print("\n[bold]Measuring fidelity over a round[/] (time over time; at most 0.02 for resnet18)")
     for algorithm in ("fsl-sage", "cse-fsl"):
-        config = replace(
-            config_for(algorithm, "resnet18"), clients=10, data=DataConfig(train_images=5000, test_images=100)
-        )
-        ours = Ours(make_setup(config))
+        config = config_for(algorithm, "resnet18", clients=10)
+        ours = Ours(make_setup(replace(config, data=DataConfig(train_images=5000, test_images=100))))
         ours.play()
-        share = compare(ours.federation.engine.server.fidelity, ours.play, repeats)
+        share = compare(ours.federation.engine.server.fidelity, ours.play, repeats, warm=True)
         CONSOLE.print(f"  resnet18   {algorithm:<12} {share.median:.3f} (median of {repeats})")
         note(f"measuring fidelity over a round of {algorithm}", share.median, Goal(0.02))
         ours.close()

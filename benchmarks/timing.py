@@ -111,9 +111,11 @@ def compare(
     b: Callable[[], object],
     repeats: int = 5,
     clock: Callable[[], float] = time.perf_counter,
+    warm: bool = False,
 ) -> Ratio:
-    """Time `a` and `b` in turn, after one call of each to warm up."""
-    a(), b()
+    """Time `a` and `b` in turn; after one call of each to warm up, if they are not `warm`."""
+    if not warm:
+        a(), b()
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(repeats):
         for side, place in ((a, 0), (b, 1)):
