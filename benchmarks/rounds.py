@@ -54,6 +54,9 @@ class Bare:
         clients = range(len(setup.examples))
         self.t = 1
         self.parts = [{p: copy.deepcopy(m) for p, m in setup.modules.items()} for _ in clients]
+        if self.config.algorithm not in ("splitfed-ms", "fedavg"):
+            for mine in self.parts:
+                mine["server"] = self.parts[0]["server"]  # one for all
         for part in setup.modules:
             trained = part in setup.algorithm.averaged or (part == "server" and setup.algorithm.has_s_server)
             for mine in self.parts:
