@@ -46,7 +46,7 @@ def plain(config: Config) -> Config:
 
 
 class Pictures(Dataset[tuple[Tensor, int]]):
-    """A client's pictures, as `torchvision.datasets.CIFAR10` with its usual transforms has them: one after the other."""
+    """A client's pictures, one after the other, as torchvision with the usual transforms has them."""
 
     def __init__(self, images: Tensor, labels: Tensor) -> None:
         """Keep images, uint8 [N, 3, 32, 32], and their labels."""
