@@ -53,10 +53,10 @@ class Bare:
         self.setup, self.task, self.config = setup, setup.settings.task, setup.settings.config
         clients = range(len(setup.examples))
         self.t = 1
-        self.parts = [{p: copy.deepcopy(m) for p, m in setup.modules.items()} for _ in clients]
+        own, for_all = copy.deepcopy(dict(setup.modules)), {}
         if self.config.algorithm not in ("splitfed-ms", "fedavg"):
-            for mine in self.parts:
-                mine["server"] = self.parts[0]["server"]  # one for all
+            for_all = {"server": own.pop("server")}
+        self.parts = [copy.deepcopy(own) | for_all for _ in clients]
         for part in setup.modules:
             trained = part in setup.algorithm.averaged or (part == "server" and setup.algorithm.has_s_server)
             for mine in self.parts:

@@ -1,6 +1,7 @@
 """The local engine: threads change no number, a failed client comes back with what it had."""
 
 import threading
+import weakref
 
 import pytest
 import torch
@@ -163,6 +164,30 @@ def test_a_worker_has_one_graph_open(engine, monkeypatch, changes, most):
     assert max(counts) <= most
     assert counts[-1] == 0
     assert most != 3 or max(counts) == 3
+
+
+def test_nothing_of_a_step_is_in_memory_in_the_next_clients_step(engine, monkeypatch):
+    """Neither the batch nor the upload nor the reply, which a client that waits for its next step does not need."""
+    forward, backward, seen, left = Client.forward, Client.backward, [], []
+
+    def see(*tensors):
+        seen.extend(weakref.ref(tensor.untyped_storage()) for tensor in tensors)
+
+    def forward_and_see(self, batch):
+        left.append(sum(storage() is not None for storage in seen))
+        z = forward(self, batch)
+        see(batch.inputs, *z)
+        return z
+
+    def backward_and_see(self, z, gradient):
+        backward(self, z, gradient)
+        see(*gradient)
+
+    monkeypatch.setattr(Client, "forward", forward_and_see)
+    monkeypatch.setattr(Client, "backward", backward_and_see)
+    play(engine(algorithm="splitfed-ss", workers=1, batch_size=10), range(1))
+    assert len(seen) == 3 * len(left)
+    assert left == [0] * len(left)
 
 
 @pytest.mark.parametrize("workers", [1, 2])

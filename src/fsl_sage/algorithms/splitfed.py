@@ -36,7 +36,7 @@ class SplitFed(Algorithm):
             assert reply is not None
             client.backward(z, reply.cut_gradients)
             client.step()
-            del z  # and with it the graph, while others take their steps
+            del batch, z, reply  # and with them the graph, while others take their steps
             yield PAUSE
 
     @property

@@ -15,7 +15,10 @@ Given = TypeVar("Given")
 
 
 class Desk:
-    """The words of clients and the replies to them, in one step. Some threads run the clients, another the S-server."""
+    """The words of clients and the replies to them, in one step. Some threads run the clients, another the S-server.
+
+    What has been taken is let go, so that no upload or reply outlives its client's step.
+    """
 
     def __init__(self, clients: Iterable[int]) -> None:
         self._words: dict[int, Future[Word]] = {id: Future() for id in clients}
@@ -27,7 +30,9 @@ class Desk:
 
     def heard(self, id: int) -> Word:
         """Wait for what a client says."""
-        return self._words[id].result()
+        word = self._words[id].result()
+        del self._words[id]
+        return word
 
     def answer(self, id: int, reply: Message | None) -> None:
         """The S-server's reply to a client."""
@@ -35,7 +40,9 @@ class Desk:
 
     def reply_to(self, id: int) -> Message | None:
         """Wait for the S-server's reply."""
-        return self._replies[id].result()
+        reply = self._replies[id].result()
+        del self._replies[id]
+        return reply
 
     @contextmanager
     def giving_up(self) -> Iterator[None]:

@@ -206,15 +206,19 @@ class LocalEngine(Engine):
             with desk.giving_up():  # also if an interrupt comes just when the clients have begun
                 ends = self._threads.map(partial(self._take_steps, desk), at_work)
                 for id in running:
-                    if isinstance(upload := desk.heard(id), Message):
-                        desk.answer(id, self._server.exchange({id: upload}, link)[id])
-                    else:
-                        self._failures.note({id: upload})
+                    desk.answer(id, self._reply(id, desk.heard(id), link))
             ended = {id: end for share in ends for id, end in share.items()}
             for id in self._failures.note(ended):
                 self._server.drop(id)
             outcomes |= ended
         return {id: outcomes[id] for id in clients}
+
+    def _reply(self, id: int, word: Message | Outcome | ClientError, link: Link) -> Message | None:
+        """The S-server's reply to an upload; to a client at its end there is none."""
+        if isinstance(word, Message):
+            return self._server.exchange({id: word}, link)[id]
+        self._failures.note({id: word})
+        return None
 
     def _take_steps(self, desk: Desk, conversations: Mapping[int, Conversation]) -> Outcomes:
         """One step of each of a worker's clients; returns those whose rounds have ended."""

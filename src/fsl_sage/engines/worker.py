@@ -162,8 +162,7 @@ class Worker:
                     "wait: let one Message carry both, or set waits = True."
                 )
             last_upload = client.step_index
-            sent = yield end.send(_numbered(upload, client), client.places)
-            reply = end.receive(sent)
+            reply = end.receive((yield end.send(_numbered(upload, client), client.places)))
         return self._outcome(t, client, end, delivery)
 
     def _outcome(self, t: int, client: Client, end: ClientEnd, delivery: Delivery) -> Outcome:

@@ -98,8 +98,10 @@ class Client(ClientRole):
 
     def _step_on(self, batch: Batch) -> Iterator[Batch]:
         """Start the next step. It lasts until the next batch is asked for."""
+        given = [batch]
+        del batch  # so that it is let go where the algorithm lets it go, not only at the next step
         self.meter.begin(held_by(self._parts.values()))
-        yield batch
+        yield given.pop()
         self.meter.end()
 
     def footprint(self) -> Footprint | None:
