@@ -53,14 +53,14 @@ class Bare:
         self.setup, self.task, self.config = setup, setup.settings.task, setup.settings.config
         clients = range(len(setup.examples))
         self.t = 1
-        own, for_all = copy.deepcopy(dict(setup.modules)), {}
-        if self.config.algorithm not in ("splitfed-ms", "fedavg"):
-            for_all = {"server": own.pop("server")}
+        used = {*setup.algorithm.holds, "server"}
+        own = {part: module for part, module in setup.modules.items() if part in used}
+        has_copies = self.config.algorithm in ("splitfed-ms", "fedavg")
+        for_all = {} if has_copies else {"server": copy.deepcopy(own.pop("server"))}
         self.parts = [copy.deepcopy(own) | for_all for _ in clients]
-        for part in setup.modules:
-            trained = part in setup.algorithm.averaged or (part == "server" and setup.algorithm.has_s_server)
-            for mine in self.parts:
-                mine[part].requires_grad_(trained)
+        for mine in self.parts:
+            for part, module in mine.items():
+                module.requires_grad_(part in setup.algorithm.averaged or part == "server")
         self.optimizers = [
             {p: self.make_optimizer(m) for p, m in mine.items() if has_gradients(m)} for mine in self.parts
         ]
